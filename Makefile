@@ -1,0 +1,43 @@
+# Every target sets itself up: a virtual environment in .venv, made once and again when pyproject.toml changes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# A CPU build of torch is enough for tests and the demo. If this version cannot be had, pip takes what pyproject allows.
+TORCH ?= torch==2.13.0
+
+.PHONY: help demo test lint docs bench clean
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --quiet "$(TORCH)" || echo "| $(TORCH) cannot be had here: taking the default build"
+	$(BIN)/pip install --quiet -e '.[test]'
+	touch $@
+
+$(VENV)/.linters: $(VENV)/.installed
+	$(BIN)/pip install --quiet -e '.[lint]'
+	touch $@
+
+demo: $(VENV)/.installed  ## train and try a small English-Romanian model (about three minutes on two cores)
+	$(BIN)/lamina demo
+
+test: $(VENV)/.installed  ## run the tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.linters  ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+docs: $(VENV)/.installed  ## write the generated pages of docs/
+	$(BIN)/python -m lamina.docs docs
+
+bench: $(VENV)/.installed  ## measure preprocess and train on made-up data
+	$(BIN)/python -m benchmarks.preprocess
+	$(BIN)/python -m benchmarks.train
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache build dist src/*.egg-info

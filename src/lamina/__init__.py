@@ -1,0 +1,3 @@
+"""Lamina: deep, fused and prunable Transformers."""
+
+__version__ = "0.1.0"

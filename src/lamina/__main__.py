@@ -1,0 +1,7 @@
+"""`python -m lamina`, the form that torchrun and users without a PATH entry type."""
+
+import sys
+
+from lamina.cli import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""Checkpoints: tensors and plain containers, written atomically, loaded without running code."""

@@ -1,0 +1,88 @@
+"""The `lamina` command: a table of commands, each a configuration and a function."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lamina.errors import LaminaError
+
+
+class Command(NamedTuple):
+    """Torch is imported only when a command runs, so that --help answers at once."""
+
+    config: str  # module:Class, free of torch
+    run: str  # module:function, called with the configuration
+    help: str
+
+
+COMMANDS = {
+    "preprocess": Command("lamina.config.data:PreprocessConfig", "lamina.commands.preprocess:run",
+                          "turn text into a data folder; learn and apply subwords"),
+    "train": Command("lamina.config.train:TrainConfig", "lamina.commands.train:run",
+                     "train a model on a data folder, or go on where it stopped"),
+    "demo": Command("lamina.config.demo:DemoConfig", "lamina.commands.demo:run",
+                    "train and try a small English-Romanian model in minutes, no download"),
+}
+
+
+def load(reference: str) -> object:
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def overview() -> str:
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items())
+    return (f"usage: lamina COMMAND ...\n\nDeep, fused and prunable Transformers.\n\n{rows}\n\n"
+            "`lamina COMMAND --help` explains a command's options; `lamina --version` prints the version.")
+
+
+def notify(text: str) -> None:
+    print(f"| {text}", file=sys.stderr)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _main(words)
+    except LaminaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader of our output (head, less) left: nothing more to say, and nothing wrong with it.
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _main(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if words[0] in ("--version", "-V"):
+        from lamina import __version__
+
+        print(f"lamina {__version__}")
+        return 0
+    from lamina.config.fields import suggestion
+    from lamina.config.parser import parse, resolve
+    from lamina.errors import ConfigError
+
+    name = words[0].replace("_", "-")
+    if name not in COMMANDS:
+        hint = suggestion(name, COMMANDS).replace("--", "")
+        raise ConfigError(f"there is no command {words[0]!r}.{hint} `lamina --help` lists them.")
+    command = COMMANDS[name]
+    config_class: type = load(command.config)  # type: ignore[assignment]
+    given, notices = parse(f"lamina {name}", config_class, command.help.capitalize() + ".", words[1:])
+    config = resolve(config_class, given)
+    for notice in notices:
+        notify(notice)
+    load(command.run)(config)  # type: ignore[operator]
+    return 0
+

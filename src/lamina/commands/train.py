@@ -1,0 +1,56 @@
+"""`lamina train`: from a data folder to checkpoints."""
+
+from __future__ import annotations
+
+import sys
+
+from lamina.config.fields import flatten
+from lamina.config.train import TrainConfig
+
+
+def run(config: TrainConfig) -> None:
+    if config.print_config:
+        import yaml
+
+        values = {name: value for name, value in flatten(config).items() if name not in ("print-config", "config")}
+        yaml.safe_dump(values, sys.stdout, sort_keys=False, allow_unicode=True)
+        return
+    # Here, not above: --help and --print-config answer without loading torch.
+    from lamina.train.loop import train
+    from lamina.train.run import Run
+
+    training = Run(config)
+    try:
+        introduce(training)
+        train(training)
+    finally:
+        training.reporter.close()
+
+
+def introduce(run: object) -> None:
+    """The opening lines: what is trained, on what, in which batches."""
+    from lamina.train.run import Run
+
+    assert isinstance(run, Run)
+    config, note = run.config, run.reporter.note
+    for vocabulary, language in zip(run.task.vocabularies, run.task.languages, strict=True):
+        note(f"[{language}] dictionary: {len(vocabulary)} types")
+    feed = run.train_feed(run.progress.epoch)
+    note(f"{feed.corpus.name}: {len(feed.corpus)} pairs in {len(feed.plan(run.progress.epoch))} batches")
+    note(f"model {config.arch}, criterion {flatten(config.optimization)['criterion']}, device {run.device}, "
+         f"{str(run.dtype).removeprefix('torch.')}")
+    num_params = sum(parameter.numel() for parameter in run.model.parameters())
+    note(f"num. model params: {num_params} (num. trained: {num_params})")
+    note(effective_batch(run))
+
+
+def effective_batch(run: object) -> str:
+    from lamina.train.run import Run
+
+    assert isinstance(run, Run)
+    batches, freq = run.config.batches, run.update_freq(run.progress.epoch)
+    if batches.max_tokens:
+        total = f"{batches.max_tokens * freq} tokens (max-tokens {batches.max_tokens} x update-freq {freq} x 1 rank)"
+    else:
+        total = f"{batches.max_sentences * freq} sentences (batch-size {batches.max_sentences} x update-freq {freq} x 1 rank)"
+    return f"effective batch: up to {total}"

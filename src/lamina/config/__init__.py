@@ -1,0 +1,1 @@
+"""Frozen dataclasses, one per concern; flags, recipes, checkpoints and docs are generated from them."""

@@ -1,0 +1,54 @@
+"""Which data a run reads, and how it is cut into batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lamina.config.fields import REQUIRED, check, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Data."""
+
+    data: str = flag(REQUIRED, "data folder made by `lamina preprocess` or fairseq-preprocess; several, separated by "
+                               "colons, are read in turn, one an epoch", positional=True)
+    source_lang: str | None = flag(None, "source language, as in the file names; found by itself where there is one pair",
+                                   aliases=("-s",), metavar="LANG")
+    target_lang: str | None = flag(None, "target language, likewise", aliases=("-t",), metavar="LANG")
+    train_subset: str = flag("train", "split to train on; NAME1, NAME2, .. beside it are added")
+    valid_subset: str = flag("valid", "splits to validate on, separated by commas; the first decides what is best")
+    upsample_primary: int = flag(1, "how many times to read NAME when NAME1, .. are added")
+    truncate_source: bool = flag(False, "cut sources to --max-source-positions instead of leaving the pair out")
+
+    def __post_init__(self) -> None:
+        check(self.upsample_primary >= 1,
+              f"--upsample-primary is {self.upsample_primary}; it must be at least 1, where 1 reads the data once.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """Batches (16k tokens an update is usual: max-tokens × update-freq × GPUs)."""
+
+    max_tokens: int | None = flag(None, "most tokens in a batch, the longer side counted with its padding")
+    max_sentences: int | None = flag(None, "most sentence pairs in a batch", name="batch-size", aliases=("max-sentences",))
+    multiple: int = flag(8, "sentence pairs in a batch are a multiple of this where they can be",
+                         name="required-batch-size-multiple")
+    max_tokens_valid: int | None = flag(None, "--max-tokens for validation; as in training if left out")
+    max_sentences_valid: int | None = flag(None, "--batch-size for validation; as in training if left out",
+                                           name="batch-size-valid", aliases=("max-sentences-valid",))
+    num_workers: int = flag(1, "threads that prepare batches ahead; 0 prepares them in the main thread")
+    curriculum: int = flag(0, "epochs that keep the batches in order of length before shuffling begins")
+    skip_invalid_valid: bool = flag(False, "leave out too long validation and test pairs, and say how many, instead of "
+                                           "stopping", name="skip-invalid-size-inputs-valid-test")
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "max_sentences", "max_tokens_valid", "max_sentences_valid", "multiple"):
+            value = getattr(self, name)
+            check(value is None or value >= 1,
+                  lambda name=name, value=value: f"{name} is {value}; a limit on batches must be at least 1.")
+        check(self.num_workers >= 0, f"--num-workers is {self.num_workers}; it must be 0 or more.")
+
+    @property
+    def is_limited(self) -> bool:
+        return self.max_tokens is not None or self.max_sentences is not None

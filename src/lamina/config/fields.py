@@ -1,0 +1,286 @@
+"""Dataclass fields that know their flag.
+
+Default, type, help and check of an option live on its field and nowhere else. A configuration is nested in code and
+flat outside: `flatten` gives {"encoder-layers": 6, ...}, the form of a recipe, of a checkpoint and of `--print-config`,
+and `build` turns such a mapping back into the nested dataclasses. Three kinds of field:
+
+    flag(default, help)                one option
+    part(Class, prefix="encoder-")     a nested dataclass whose options carry the prefix
+    variant("optimizer", help, kinds)  one of several dataclasses, chosen by an option of its own
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from typing import Any, TypeVar
+
+from lamina.errors import ConfigError
+
+T = TypeVar("T")
+REQUIRED: Any = MISSING
+NO_VALUE: Any = object()
+
+
+@dataclass(frozen=True)
+class FlagInfo:
+    """What the field's metadata holds besides its default and type."""
+
+    help: str
+    name: str | None = None
+    aliases: tuple[str, ...] = ()
+    choices: tuple[str, ...] | None = None
+    paper: str = ""  # where a reader can check, "Admin §4.3"
+    needs: tuple[str, ...] = ()  # flags without which this one does nothing; "!x": with which it does nothing
+    metavar: str | None = None
+    bare_value: Any = NO_VALUE  # what `--flag` alone means, where a value is optional
+    positional: bool = False
+
+
+@dataclass(frozen=True)
+class PartInfo:
+    cls: type
+    prefix: str
+
+
+@dataclass(frozen=True)
+class VariantInfo:
+    name: str
+    help: str
+    kinds: Mapping[str, type]
+    default: str
+    paper: str = ""
+    aliases: tuple[str, ...] = ()
+
+
+def flag(default: Any, help: str, *, needs: str | Iterable[str] = (), **info: Any) -> Any:
+    """One option. `needs` names the flags (flat, without dashes in front) that must be set for it to have an effect."""
+    needs = (needs,) if isinstance(needs, str) else tuple(needs)
+    return field(default=default, metadata={"info": FlagInfo(help=help, needs=needs, **info)})
+
+
+def part(cls: type, prefix: str = "") -> Any:
+    default: Any = {} if any(leaf.default is MISSING for leaf in leaves(cls)) else {"default_factory": cls}
+    return field(metadata={"info": PartInfo(cls, prefix)}, **default)
+
+
+def variant(name: str, help: str, kinds: Mapping[str, type], *, default: str, **info: Any) -> Any:
+    return field(default_factory=kinds[default], metadata={"info": VariantInfo(name, help, kinds, default, **info)})
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One flat option of a configuration class, and when it is there."""
+
+    name: str
+    type: Any
+    default: Any
+    info: FlagInfo
+    group: str
+    chosen_by: tuple[tuple[str, str], ...] = ()  # (("optimizer", "adam"),): part of the configuration only then
+
+    @property
+    def is_bool(self) -> bool:
+        return self.type is bool
+
+    @property
+    def spelling(self) -> str:
+        return self.name if self.info.positional else f"--{self.name}"
+
+
+@cache
+def leaves(cls: type) -> tuple[Leaf, ...]:
+    """Every option of a configuration class; one that several variants share comes once for each of them."""
+    return tuple(_leaves(cls, "", ()))
+
+
+def _leaves(cls: type, prefix: str, chosen_by: tuple[tuple[str, str], ...]) -> Iterator[Leaf]:
+    hints = _type_hints(cls)
+    group = (cls.__doc__ or cls.__name__).strip().splitlines()[0].rstrip(".")
+    for item in fields(cls):
+        info = item.metadata["info"]
+        match info:
+            case PartInfo():
+                yield from _leaves(info.cls, prefix + info.prefix, chosen_by)
+            case VariantInfo():
+                selector = FlagInfo(info.help, choices=tuple(info.kinds), paper=info.paper, aliases=info.aliases)
+                yield Leaf(prefix + info.name, str, info.default, selector, group, chosen_by)
+                for kind, kind_cls in info.kinds.items():
+                    yield from _leaves(kind_cls, prefix, (*chosen_by, (prefix + info.name, kind)))
+            case FlagInfo():
+                yield Leaf(prefix + _flat_name(item), hints[item.name], item.default, info, group, chosen_by)
+
+
+@cache
+def _type_hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _flat_name(item: dataclasses.Field) -> str:
+    return item.metadata["info"].name or item.name.replace("_", "-")
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The flat form of a configuration: plain values only, tuples as lists."""
+    flat: dict[str, Any] = {}
+    for item in fields(config):
+        info, value = item.metadata["info"], getattr(config, item.name)
+        match info:
+            case PartInfo():
+                flat |= flatten(value, prefix + info.prefix)
+            case VariantInfo():
+                flat[prefix + info.name] = next(kind for kind, cls in info.kinds.items() if cls is type(value))
+                flat |= flatten(value, prefix)
+            case FlagInfo():
+                flat[prefix + _flat_name(item)] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def build(cls: type[T], values: Mapping[str, Any], explicit: Iterable[str] = ()) -> T:
+    """The configuration that flat `values` describe; what they leave out takes its default.
+
+    `explicit` names the values that a person gave: one that is not at its default and has no effect in this
+    combination is an error, since it silently would not do what its author expects.
+    """
+    used: set[str] = set()
+    config = _build(cls, values, "", used)
+    known = {leaf.name for leaf in leaves(cls)}
+    unknown = [name for name in values if name not in known]
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]!r}.{suggestion(unknown[0], known)}")
+    flat = flatten(config)
+    for name in explicit:
+        _check_effect(cls, name, values, flat, is_used=name in used)
+    return config
+
+
+def _build(cls: type[T], values: Mapping[str, Any], prefix: str, used: set[str]) -> T:
+    arguments: dict[str, Any] = {}
+    for item in fields(cls):  # type: ignore[arg-type]
+        info = item.metadata["info"]
+        match info:
+            case PartInfo():
+                arguments[item.name] = _build(info.cls, values, prefix + info.prefix, used)
+            case VariantInfo():
+                name = prefix + info.name
+                used.add(name)
+                kind = values.get(name, info.default)
+                if kind not in info.kinds:
+                    raise ConfigError(f"--{name} is {kind!r}; it must be one of {', '.join(info.kinds)}.")
+                arguments[item.name] = _build(info.kinds[kind], values, prefix, used)
+            case FlagInfo():
+                name = prefix + _flat_name(item)
+                used.add(name)
+                if name in values:
+                    arguments[item.name] = coerce(_type_hints(cls)[item.name], values[name], name, info.choices)
+                elif item.default is MISSING:
+                    spelling = name.upper() if info.positional else f"--{name}"
+                    raise ConfigError(f"{spelling} is missing: {info.help}.")
+    return cls(**arguments)
+
+
+def _check_effect(cls: type, name: str, values: Mapping[str, Any], flat: dict[str, Any], *, is_used: bool) -> None:
+    homes = [leaf for leaf in leaves(cls) if leaf.name == name]
+    given = coerce(homes[0].type, values[name], name, homes[0].info.choices)
+    if given == homes[0].default:
+        return
+    if not is_used:
+        owners = {selector: [] for leaf in homes for selector, _ in leaf.chosen_by}  # type: dict[str, list[str]]
+        for leaf in homes:
+            for selector, kind in leaf.chosen_by:
+                if kind not in owners[selector]:
+                    owners[selector].append(kind)
+        selector, kinds = next((s, k) for s, k in owners.items() if flat.get(s) not in k)
+        raise ConfigError(f"--{name} has no effect with --{selector} {flat.get(selector)}; it belongs to "
+                          f"--{selector} {' or '.join(kinds)}. Leave it out, or choose one of those.")
+    for need in next(leaf for leaf in homes if all(flat.get(s) == k for s, k in leaf.chosen_by)).info.needs:
+        wanted, absent = need.lstrip("!"), need.startswith("!")
+        if bool(flat.get(wanted)) == absent:
+            how = f"has no effect together with --{wanted}" if absent else f"has no effect without --{wanted}"
+            raise ConfigError(f"--{name} {how}. Leave one of them out." if absent else
+                              f"--{name} {how}. Add --{wanted}, or leave --{name} out.")
+
+
+def coerce(kind: Any, value: Any, name: str, choices: tuple[str, ...] | None = None) -> Any:
+    """`value`, a flag's text or a recipe's YAML value, as the field's type."""
+    try:
+        result = _coerce(kind, value)
+    except (ValueError, SyntaxError, TypeError):
+        raise ConfigError(f"--{name} is {value!r}; it must be {describe(kind)}.") from None
+    if choices is not None and result is not None and result not in choices:
+        raise ConfigError(f"--{name} is {result!r}; it must be one of {', '.join(choices)}.")
+    return result
+
+
+def _coerce(kind: Any, value: Any) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        return _coerce(next(choice for choice in arguments if choice is not type(None)), value)
+    if origin is tuple:
+        if isinstance(value, str):
+            text = value.strip()
+            value = ast.literal_eval(text) if text[:1] in ("(", "[") else [piece for piece in text.split(",") if piece]
+        items = value if isinstance(value, (list, tuple)) else [value]
+        if arguments[-1] is not Ellipsis and len(items) != len(arguments):
+            raise ValueError
+        return tuple(_coerce(arguments[0], item) for item in items)
+    if kind is bool:
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        if isinstance(value, bool):
+            return value
+        raise ValueError
+    if isinstance(value, bool) or (kind is str and not isinstance(value, str)) or value is None:
+        raise ValueError
+    if kind is int and isinstance(value, float) and not value.is_integer():
+        raise ValueError
+    return kind(value)
+
+
+def describe(kind: Any) -> str:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return describe(next(choice for choice in arguments if choice is not type(None)))
+    if origin is tuple:
+        number = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
+        return f"{number}{_PLURALS[arguments[0]]} separated by commas"
+    return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}[kind]
+
+
+_PLURALS = {int: "whole numbers", float: "numbers", str: "words"}
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """' Did you mean --max-tokens?', or nothing where no option comes close."""
+    import difflib
+
+    close = difflib.get_close_matches(name.lstrip("-"), list(known), n=1, cutoff=0.6)
+    return f" Did you mean --{close[0]}?" if close else ""
+
+
+def unique_leaves(cls: type) -> list[Leaf]:
+    """Each flat option once, in order: the rows of --help and of the docs."""
+    seen: dict[str, Leaf] = {}
+    for leaf in leaves(cls):
+        seen.setdefault(leaf.name, leaf)
+    return list(seen.values())
+
+
+def with_positive_names(values: Mapping[str, Any], cls: type) -> dict[str, Any]:
+    """{"no-save": True} as {"save": False}, for options that are switched off by name."""
+    switches = {f"no-{leaf.name}": leaf.name for leaf in unique_leaves(cls) if leaf.is_bool}
+    return {switches.get(name, name): not coerce(bool, value, name) if name in switches else value
+            for name, value in values.items()}
+
+
+def check(holds: bool, message: str | Callable[[], str]) -> None:
+    """For __post_init__: one line instead of an if and a raise."""
+    if not holds:
+        raise ConfigError(message if isinstance(message, str) else message())

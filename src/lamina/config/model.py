@@ -1,0 +1,89 @@
+"""What a model is made of. Blocks never see these classes: models/build.py turns them into numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lamina.config.fields import check, flag, part
+
+# Named as this field's users name them; nn/feed_forward.py gives each its function, and a test compares the two lists.
+ACTIVATIONS = ("relu", "gelu", "gelu_fast", "gelu_accurate", "tanh", "linear", "silu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig:
+    """Encoder and decoder stacks (defaults shown are those of --arch transformer)."""
+
+    num_layers: int = flag(6, "number of layers", name="layers", paper="Vaswani et al. 2017 §3.1")
+    model_dim: int = flag(512, "width of the residual stream and the embeddings", name="embed-dim")
+    ffn_dim: int = flag(2048, "inner width of the feed-forward block", name="ffn-embed-dim",
+                        paper="Vaswani et al. 2017 §3.3")
+    num_heads: int = flag(8, "attention heads; must divide the width", name="attention-heads",
+                          paper="Vaswani et al. 2017 §3.2.2")
+    is_pre_norm: bool = flag(False, "Pre-LN: normalise before each block instead of after it", name="normalize-before",
+                             paper="Xiong et al. 2020")
+    has_learned_positions: bool = flag(False, "learn position embeddings instead of sinusoids", name="learned-pos",
+                                       needs="token-positional-embeddings")
+    embed_path: str | None = flag(None, "text file of pretrained embeddings: a `COUNT DIM` line, then `word v1 v2 ...`")
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "model_dim", "ffn_dim", "num_heads"):
+            check(getattr(self, name) >= 1, lambda name=name: f"{name} is {getattr(self, name)}; it must be at least 1.")
+        check(self.model_dim % self.num_heads == 0,
+              lambda: f"a width of {self.model_dim} cannot be split over {self.num_heads} attention heads; choose "
+                      "--encoder-attention-heads and --decoder-attention-heads that divide the embed-dim.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingConfig:
+    """Embeddings and positions."""
+
+    share_all: bool = flag(False, "one matrix for source, target and output; needs --joined-dictionary data",
+                           name="share-all-embeddings", paper="Press and Wolf 2017")
+    share_decoder: bool = flag(False, "one matrix for target embeddings and output", name="share-decoder-input-output-embed",
+                               paper="Press and Wolf 2017")
+    is_scaled: bool = flag(True, "multiply token embeddings by sqrt(embed-dim)", name="scale-embedding",
+                           paper="Vaswani et al. 2017 §3.4")
+    has_norm: bool = flag(False, "layer-normalise the sum of token and position embeddings", name="layernorm-embedding")
+    has_positions: bool = flag(True, "add position embeddings", name="token-positional-embeddings",
+                               paper="Vaswani et al. 2017 §3.5")
+    max_source_positions: int = flag(1024, "longest source, in tokens; longer pairs are left out and named")
+    max_target_positions: int = flag(1024, "longest target, in tokens; longer pairs are left out and named")
+
+    def __post_init__(self) -> None:
+        for name in ("max_source_positions", "max_target_positions"):
+            check(getattr(self, name) >= 1,
+                  lambda name=name: f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropoutConfig:
+    """Dropout."""
+
+    dropout_p: float = flag(0.1, "probability on embeddings and each block's output", name="dropout")
+    attention_p: float = flag(0.0, "probability on attention weights", name="attention-dropout")
+    activation_p: float = flag(0.0, "probability after the feed-forward activation", name="activation-dropout",
+                               aliases=("relu-dropout",))
+
+    def __post_init__(self) -> None:
+        for name, value in (("dropout", self.dropout_p), ("attention-dropout", self.attention_p),
+                            ("activation-dropout", self.activation_p)):
+            check(0.0 <= value < 1.0, lambda name=name, value=value: f"--{name} is {value}; it must lie in [0, 1).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Model."""
+
+    encoder: StackConfig = part(StackConfig, "encoder-")
+    decoder: StackConfig = part(StackConfig, "decoder-")
+    embedding: EmbeddingConfig = part(EmbeddingConfig)
+    dropout: DropoutConfig = part(DropoutConfig)
+    activation: str = flag("relu", "activation of the feed-forward blocks", name="activation-fn", choices=ACTIVATIONS)
+
+    def __post_init__(self) -> None:
+        check(not self.embedding.share_all or self.encoder.model_dim == self.decoder.model_dim,
+              lambda: f"--share-all-embeddings needs one width, but --encoder-embed-dim is {self.encoder.model_dim} and "
+                      f"--decoder-embed-dim is {self.decoder.model_dim}. Make them equal, or leave out the sharing.")
+        check(not self.embedding.share_all or self.decoder.embed_path in (None, self.encoder.embed_path),
+              "--share-all-embeddings has one matrix: give --encoder-embed-path alone, without --decoder-embed-path.")

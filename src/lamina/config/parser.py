@@ -1,0 +1,172 @@
+"""From a command's configuration class to its command line, through argparse.
+
+argparse was chosen over tyro after a trial (docs/log.md, 2026-11-15): flags stay unset when not given, values may be
+optional (`--remove-bpe [KIND]`), every error is one line, and `--help` costs nothing to import.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from lamina.config.fairseq_options import retired_for
+from lamina.config.fields import (
+    MISSING,
+    NO_VALUE,
+    Leaf,
+    build,
+    coerce,
+    describe,
+    leaves,
+    suggestion,
+    unique_leaves,
+    with_positive_names,
+)
+from lamina.config.presets import PRESETS, preset_values
+from lamina.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}. See `{self.prog} --help`.")
+
+
+class _Formatter(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=110)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not isinstance(action, argparse.BooleanOptionalAction):
+            return super()._format_action_invocation(action)
+        names = [name for name in action.option_strings if not name.startswith("--no-")]
+        return ", ".join(name.replace("--", "--[no-]", 1) for name in names)
+
+    def _format_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any) -> str:
+        # Eighty flags in brackets teach nobody anything; the groups below do.
+        positionals = " ".join(str(action.metavar) for action in actions if not action.option_strings)
+        return f"usage: {self._prog} {positionals} [options]\n\n".replace("  ", " ")
+
+
+def make_parser(prog: str, cls: type, description: str, epilog: str = "") -> argparse.ArgumentParser:
+    """Every leaf of `cls` as a flag; a flag that was not given leaves no trace in the namespace."""
+    parser = _Parser(prog=prog, description=description, epilog=epilog, formatter_class=_Formatter,
+                     allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    groups: dict[str, Any] = {}
+    for leaf in unique_leaves(cls):
+        group = groups.get(leaf.group) or groups.setdefault(leaf.group, parser.add_argument_group(leaf.group))
+        _add_leaf(group, leaf, _help_text(cls, leaf))
+    return parser
+
+
+def _add_leaf(group: Any, leaf: Leaf, text: str) -> None:
+    info = leaf.info
+    if info.positional:
+        group.add_argument(leaf.name, nargs="?", metavar=leaf.name.upper(), help=text)
+        return
+    # Written both ways, as the references' users do: --encoder-layers and --encoder_layers.
+    names = [f"--{leaf.name}", *(name if name.startswith("-") else f"--{name}" for name in info.aliases)]
+    if leaf.is_bool:
+        group.add_argument(*names, dest=leaf.name, help=text, action=argparse.BooleanOptionalAction)
+        return
+    optional = {} if info.bare_value is NO_VALUE else {"nargs": "?", "const": info.bare_value}
+    metavar = info.metavar or ("{" + ",".join(info.choices) + "}" if info.choices else _metavar(leaf.type))
+    group.add_argument(*names, dest=leaf.name, metavar=metavar, help=text, **optional)
+
+
+def _metavar(kind: Any) -> str:
+    return {"a whole number": "N", "a number": "X", "text": "TEXT"}.get(describe(kind), "A,B,..")
+
+
+def _help_text(cls: type, leaf: Leaf) -> str:
+    notes = []
+    kinds = [kind for other in leaves(cls) if other.name == leaf.name for _, kind in other.chosen_by]
+    if kinds:
+        notes.append("for " + ", ".join(dict.fromkeys(kinds)))
+    if leaf.info.paper:
+        notes.append(leaf.info.paper)
+    if leaf.is_bool:
+        notes.append("default: on" if leaf.default else "default: off")
+    elif leaf.default is not MISSING and leaf.default is not None and leaf.default != ():
+        shown = ",".join(map(str, leaf.default)) if isinstance(leaf.default, tuple) else leaf.default
+        notes.append(f"default: {shown}")
+    text = leaf.info.help + (f" ({'; '.join(notes)})" if notes else "")
+    return text.replace("%", "%%")
+
+
+def parse(prog: str, cls: type, description: str, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The flags that were given, by flat name, and the notices that retired ones deserve."""
+    command = prog.split()[-1]
+    parser = make_parser(prog, cls, description)
+    retired = retired_for(command)
+    known = {option for action in parser._actions for option in action.option_strings}
+    for option in retired:
+        names = [name for name in (f"--{option.name}", *option.aliases) if name not in known]
+        if names:
+            arity: dict[str, Any] = {"flag": {"nargs": 0}, "value": {}}.get(option.takes, {"nargs": "*"})
+            parser.add_argument(*names, dest=f"retired {option.name}", help=argparse.SUPPRESS,
+                                action=_Retired if option.takes == "flag" else "store", **arity)
+    namespace, rest = parser.parse_known_args([_with_dashes(word) for word in argv])
+    if rest:
+        names = [name.lstrip("-") for name in known]
+        if rest[0].startswith("-"):
+            raise ConfigError(f"unknown option {rest[0].split('=')[0]}.{suggestion(rest[0].split('=')[0], names)} "
+                              f"`{prog} --help` lists them all.")
+        raise ConfigError(f"unexpected argument {rest[0]!r}: {prog} takes no further words. See `{prog} --help`.")
+    given = vars(namespace)
+    notices = [f"--{option.name} has no effect: {option.reason}" for option in retired
+               if f"retired {option.name}" in given]
+    return {name: value for name, value in given.items() if not name.startswith("retired ")}, notices
+
+
+class _Retired(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        setattr(namespace, self.dest, True)
+
+
+def _with_dashes(word: str) -> str:
+    """--max_tokens=5 as --max-tokens=5; values are left alone."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def read_recipe(path: str, cls: type) -> dict[str, Any]:
+    """A recipe is a flat YAML mapping whose keys are flags, with - or _."""
+    import yaml
+
+    try:
+        recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path} cannot be read: {error}.") from None
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        raise ConfigError(f"--config {path} is not YAML{f' (line {where.line + 1})' if where else ''}: "
+                          f"{getattr(error, 'problem', error)}.") from None
+    if not isinstance(recipe, dict):
+        raise ConfigError(f"--config {path} must hold `flag: value` lines, such as `max-tokens: 4096`.")
+    known = {leaf.name: leaf for leaf in unique_leaves(cls)}
+    values = with_positive_names({str(name).replace("_", "-"): value for name, value in recipe.items()}, cls)
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(f"--config {path}: unknown key {name!r}.{suggestion(name, known)}")
+        coerce(known[name].type, value, name, known[name].info.choices)
+    return values
+
+
+def resolve(cls: type[T], given: dict[str, Any]) -> T:
+    """Preset, then recipe, then flags: the later one wins."""
+    recipe = read_recipe(given["config"], cls) if given.get("config") else {}
+    explicit = recipe | given
+    base: dict[str, Any] = {}
+    if explicit.get("arch") is not None:
+        arch = explicit["arch"]
+        if arch not in PRESETS:
+            hint = suggestion(arch, PRESETS).replace("--", "")
+            raise ConfigError(f"--arch is {arch!r}.{hint} Known: {', '.join(PRESETS)}.")
+        base = preset_values(arch, explicit)
+    return build(cls, base | explicit, explicit)

@@ -1,0 +1,71 @@
+"""Named architectures: functions that return a whole ModelConfig, each derived from the one it builds on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from lamina.config.fields import flatten
+from lamina.config.model import DropoutConfig, ModelConfig, StackConfig
+
+
+def transformer() -> ModelConfig:
+    """Transformer base (Vaswani et al. 2017, table 3)."""
+    return ModelConfig()
+
+
+def _with_stacks(config: ModelConfig, **changes: Any) -> ModelConfig:
+    return replace(config, encoder=replace(config.encoder, **changes), decoder=replace(config.decoder, **changes))
+
+
+def transformer_iwslt_de_en() -> ModelConfig:
+    return _with_stacks(transformer(), ffn_dim=1024, num_heads=4)
+
+
+def transformer_wmt_en_de() -> ModelConfig:
+    return transformer()
+
+
+def transformer_vaswani_wmt_en_de_big() -> ModelConfig:
+    """Transformer big (Vaswani et al. 2017, table 3)."""
+    wide = StackConfig(model_dim=1024, ffn_dim=4096, num_heads=16)
+    return replace(transformer(), encoder=wide, decoder=wide, dropout=DropoutConfig(dropout_p=0.3))
+
+
+def transformer_vaswani_wmt_en_fr_big() -> ModelConfig:
+    return replace(transformer_vaswani_wmt_en_de_big(), dropout=DropoutConfig(dropout_p=0.1))
+
+
+def transformer_wmt_en_de_big() -> ModelConfig:
+    return replace(transformer_vaswani_wmt_en_de_big(), dropout=DropoutConfig(dropout_p=0.3, attention_p=0.1))
+
+
+def transformer_wmt_en_de_big_t2t() -> ModelConfig:
+    config = _with_stacks(transformer_vaswani_wmt_en_de_big(), is_pre_norm=True)
+    return replace(config, dropout=DropoutConfig(dropout_p=0.3, attention_p=0.1, activation_p=0.1))
+
+
+def tiny() -> ModelConfig:
+    """Small enough to train on a laptop's processor while one waits."""
+    return _with_stacks(transformer(), num_layers=2, model_dim=128, ffn_dim=256, num_heads=4)
+
+
+PRESETS: dict[str, Callable[[], ModelConfig]] = {
+    preset.__name__: preset
+    for preset in (transformer, transformer_iwslt_de_en, transformer_wmt_en_de, transformer_vaswani_wmt_en_de_big,
+                   transformer_vaswani_wmt_en_fr_big, transformer_wmt_en_de_big, transformer_wmt_en_de_big_t2t, tiny)
+}
+
+# Only these let the decoder follow the encoder's widths where the decoder's are not given, as in the references.
+_FOLLOWING = ("transformer", "transformer_wmt_en_de", "tiny")
+
+
+def preset_values(arch: str, explicit: dict[str, Any]) -> dict[str, Any]:
+    """The preset in its flat form, as a basis for the values that a person gave."""
+    values = flatten(PRESETS[arch]())
+    if arch in _FOLLOWING:
+        for width in ("embed-dim", "ffn-embed-dim"):
+            if f"encoder-{width}" in explicit:
+                values[f"decoder-{width}"] = explicit[f"encoder-{width}"]
+    return values

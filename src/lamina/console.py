@@ -1,0 +1,63 @@
+"""What commands show on stderr while they work: notices, warnings, progress. Results go to stdout, elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Advance = Callable[[int], None]
+# In a log file, so that an hour's work leaves a page and not a book.
+SECONDS_BETWEEN_LINES = 30.0
+
+
+def notice(text: str) -> None:
+    print(f"| {text}", file=sys.stderr, flush=True)
+
+
+def warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress(label: str, total: int | None = None) -> Iterator[Advance]:
+    """Counts up to `total` (None: nobody knows): a live bar in a terminal, a line now and then in a log."""
+    with (_bar if sys.stderr.isatty() else _lines)(label, total) as advance:
+        yield advance
+
+
+@contextmanager
+def _bar(label: str, total: int | None) -> Iterator[Advance]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("| {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
+               TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(label, total=total)
+        yield lambda amount: bars.update(task, advance=amount)
+
+
+@contextmanager
+def _lines(label: str, total: int | None) -> Iterator[Advance]:
+    done, start = 0, time.monotonic()
+    last = start
+
+    def advance(amount: int) -> None:
+        nonlocal done, last
+        done += amount
+        now = time.monotonic()
+        if now - last >= SECONDS_BETWEEN_LINES and total:
+            last = now
+            left = (now - start) * (total - done) / done if done else 0.0
+            notice(f"{label}: {100 * done / total:.0f} %, about {left:.0f} s left")
+
+    yield advance

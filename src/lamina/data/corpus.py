@@ -1,0 +1,122 @@
+"""Sentence pairs of a data folder, read through memory maps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from lamina.data.binary import BinaryReader
+from lamina.data.folder import check_finished, dictionary_name, split_name
+from lamina.errors import DataError
+from lamina.text.vocabulary import EOS, Vocabulary
+
+
+class Example(NamedTuple):
+    source: np.ndarray
+    target: np.ndarray
+
+
+class Languages(NamedTuple):
+    source: str
+    target: str
+
+
+def find_languages(folder: Path, split: str, source: str | None, target: str | None) -> Languages:
+    """The pair that the file names tell, checked against what was asked for."""
+    if source and target:
+        return Languages(source, target)
+    if not folder.is_dir():
+        raise DataError(f"there is no data folder {folder}. Make one with `lamina preprocess --destdir {folder} ...`.")
+    pattern = re.compile(rf"{re.escape(split)}\.([^.-]+)-([^.-]+)\.\1\.idx")
+    pairs = {Languages(match[1], match[2]) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))}
+    pairs = {pair for pair in pairs if source in (None, *pair) and target in (None, *pair)}
+    if len(pairs) != 1:
+        found = f"several ({', '.join(sorted(map('-'.join, pairs)))})" if pairs else "none"
+        raise DataError(f"the languages of {folder} cannot be told: of the files {split}.SRC-TGT.SRC.idx there are {found}. "
+                        "Name them with --source-lang and --target-lang.")
+    found_source, found_target = pairs.pop()
+    # A folder made for one direction serves the other too, as in the references.
+    if source == found_target or target == found_source:
+        return Languages(found_target, found_source)
+    return Languages(found_source, found_target)
+
+
+def load_dictionaries(folder: Path, languages: Languages) -> tuple[Vocabulary, Vocabulary]:
+    check_finished(folder)
+    source, target = (Vocabulary.load(folder / dictionary_name(language)) for language in languages)
+    return source, target
+
+
+class ParallelCorpus:
+    """Examples by index; `source_sizes` and `target_sizes` tell their lengths without reading them."""
+
+    def __init__(self, parts: Sequence[tuple[BinaryReader, BinaryReader]], vocabulary_sizes: tuple[int, int],
+                 name: str, max_source_length: int | None = None) -> None:
+        for source, target in parts:
+            if len(source) != len(target):
+                raise DataError(f"{name} has {len(source)} source and {len(target)} target sentences; they must be "
+                                "aligned one to one. Run `lamina preprocess` again.")
+        self._parts = parts
+        self._starts = np.cumsum([0, *(len(source) for source, _ in parts)])
+        self._vocabulary_sizes = vocabulary_sizes
+        self._max_source_length = max_source_length
+        self.name = name
+        sizes = np.concatenate([source.sizes for source, _ in parts])
+        self.source_sizes = sizes if max_source_length is None else np.minimum(sizes, max_source_length)
+        self.target_sizes = np.concatenate([target.sizes for _, target in parts])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, index: int) -> Example:
+        part = int(np.searchsorted(self._starts, index, side="right")) - 1
+        source, target = (reader[index - int(self._starts[part])] for reader in self._parts[part])
+        limit = self._max_source_length
+        if limit is not None and len(source) > limit:
+            source = np.append(source[: limit - 1], source.dtype.type(EOS))
+        for side, ids, size in zip(("source", "target"), (source, target), self._vocabulary_sizes, strict=True):
+            if len(ids) == 0 or int(ids.max()) >= size or int(ids.min()) < 0:
+                raise DataError(f"the {side} of pair {index} in {self.name} holds ids that its dictionary of {size} "
+                                "symbols does not have: the dictionary belongs to other data. Run `lamina preprocess` "
+                                "again.")
+        return Example(source, target)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """What a pair costs in a batch: its longer side."""
+        return np.maximum(self.source_sizes, self.target_sizes)
+
+
+def open_corpus(folder: Path, split: str, languages: Languages, vocabulary_sizes: tuple[int, int], *,
+                adds_numbered: bool = False, upsample_primary: int = 1,
+                max_source_length: int | None = None) -> ParallelCorpus:
+    """A split; with `adds_numbered`, SPLIT1, SPLIT2, ... beside it are appended, as the references do for training."""
+    check_finished(folder)
+    parts = [_open_pair(folder, split, languages)] * upsample_primary
+    number = 1
+    while adds_numbered and _pair_prefix(folder, f"{split}{number}", languages) is not None:
+        parts.append(_open_pair(folder, f"{split}{number}", languages))
+        number += 1
+    return ParallelCorpus(parts, vocabulary_sizes, f"{folder}/{split}", max_source_length)
+
+
+def _pair_prefix(folder: Path, split: str, languages: Languages) -> tuple[str, str] | None:
+    """The pair as the file names spell it, whichever way round the folder was made."""
+    for pair in (languages, (languages.target, languages.source)):
+        if (folder / f"{split_name(split, *pair, languages.source)}.idx").exists():
+            return pair
+    return None
+
+
+def _open_pair(folder: Path, split: str, languages: Languages) -> tuple[BinaryReader, BinaryReader]:
+    pair = _pair_prefix(folder, split, languages)
+    if pair is None:
+        raise DataError(f"{folder} has no split {split!r} for {'-'.join(languages)}: "
+                        f"{split_name(split, *languages, languages.source)}.idx is missing. "
+                        "Check the folder, --source-lang and --target-lang, or preprocess that split.")
+    source, target = (BinaryReader(folder / split_name(split, *pair, language)) for language in languages)
+    return source, target

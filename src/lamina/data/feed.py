@@ -1,0 +1,100 @@
+"""The stream of batches of a run: planned by seed and epoch, prepared ahead of the step that needs them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from lamina.config.batches import BatchConfig
+from lamina.data.batching import Batch, batch_by_size, collate, length_order
+from lamina.data.corpus import ParallelCorpus
+from lamina.errors import DataError
+
+# Batches ready per preparing thread: enough to ride out a slow one, few enough to cost no memory.
+AHEAD = 4
+
+
+class TooLong(NamedTuple):
+    """Pairs that do not fit, which are named and never dropped in silence."""
+
+    indices: np.ndarray
+    total: int
+
+    def describe(self, name: str, limits: str) -> str:
+        shown = ", ".join(map(str, self.indices[:10].tolist()))
+        more = ", ..." if len(self.indices) > 10 else ""
+        return (f"{len(self.indices)} of {self.total} pairs of {name} are longer than {limits} and are left out: "
+                f"{shown}{more}")
+
+
+class Feed:
+    """Batches of one corpus. The same seed and epoch give the same batches, wherever the run was interrupted."""
+
+    def __init__(self, corpus: ParallelCorpus, *, seed: int, limits: BatchConfig, max_positions: tuple[int, int],
+                 device: torch.device, is_shuffled: bool) -> None:
+        self.corpus = corpus
+        self.seed = seed
+        self.limits = limits
+        self.device = device
+        self.is_shuffled = is_shuffled
+        max_tokens = limits.max_tokens or np.iinfo(np.int64).max
+        fits = ((corpus.source_sizes <= max_positions[0]) & (corpus.target_sizes <= max_positions[1])
+                & (corpus.lengths <= max_tokens))
+        self.too_long = TooLong(np.flatnonzero(~fits), len(corpus))
+        self._fitting = np.flatnonzero(fits)
+        if not len(self._fitting):
+            raise DataError(f"{corpus.name} has no pair that fits: {len(corpus)} pairs, of which {len(corpus)} are longer "
+                            f"than {self.describe_limits(max_positions)}. Raise those limits.")
+        self._plan: tuple[int, list[list[int]]] | None = None
+        self._max_positions = max_positions
+
+    def describe_limits(self, max_positions: tuple[int, int]) -> str:
+        tokens = f" or --max-tokens {self.limits.max_tokens}" if self.limits.max_tokens else ""
+        return f"{max_positions[0]} source or {max_positions[1]} target positions{tokens}"
+
+    def describe_too_long(self) -> str:
+        return self.too_long.describe(self.corpus.name, self.describe_limits(self._max_positions))
+
+    def plan(self, epoch: int) -> list[list[int]]:
+        """The batches of an epoch, as indices into the corpus."""
+        if self._plan is None or self._plan[0] != epoch:
+            self._plan = (epoch, self._make_plan(epoch))
+        return self._plan[1]
+
+    def _make_plan(self, epoch: int) -> list[list[int]]:
+        generator = np.random.default_rng([self.seed, epoch]) if self.is_shuffled else None
+        order = length_order(self.corpus.source_sizes[self._fitting], self.corpus.target_sizes[self._fitting], generator)
+        batches = batch_by_size(self._fitting[order].tolist(), self.corpus.lengths, max_tokens=self.limits.max_tokens,
+                                max_sentences=self.limits.max_sentences, multiple=self.limits.multiple)
+        if generator is not None and epoch > self.limits.curriculum:
+            generator.shuffle(batches)  # type: ignore[arg-type]
+        return batches
+
+    def batches(self, epoch: int = 1, start: int = 0) -> Iterator[Batch]:
+        """The epoch's batches from number `start` on, on the device."""
+        yield from self._prepared(self.plan(epoch)[start:])
+
+    def _prepared(self, plan: Sequence[list[int]]) -> Iterator[Batch]:
+        if self.limits.num_workers == 0:
+            yield from map(self._load, plan)
+            return
+        pending: deque[Future[Batch]] = deque()
+        with ThreadPoolExecutor(self.limits.num_workers, thread_name_prefix="batches") as threads:
+            try:
+                for indices in plan:
+                    pending.append(threads.submit(self._load, indices))
+                    if len(pending) > AHEAD * self.limits.num_workers:
+                        yield pending.popleft().result()
+                while pending:
+                    yield pending.popleft().result()
+            finally:
+                # Whoever stops reading half-way should not wait for batches that nobody will see.
+                threads.shutdown(wait=False, cancel_futures=True)
+
+    def _load(self, indices: list[int]) -> Batch:
+        return collate([self.corpus[index] for index in indices], indices).to(self.device)

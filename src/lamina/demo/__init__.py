@@ -1,0 +1,1 @@
+"""A real English-Romanian corpus made on the spot, for demonstrations and end-to-end tests without a download."""

@@ -1,0 +1,21 @@
+"""Errors meant for the person at the keyboard: one line, what was wrong, what was expected, how to fix it."""
+
+
+class LaminaError(Exception):
+    """Printed without a traceback; the command exits with 2. Anything else that escapes is our own defect."""
+
+
+class ConfigError(LaminaError):
+    """A flag, a recipe key or a combination of them makes no sense."""
+
+
+class DataError(LaminaError):
+    """A file of text, ids or symbols is missing, damaged, or does not fit its partner."""
+
+
+class CheckpointError(LaminaError):
+    """A checkpoint cannot be read, written, or does not fit the model."""
+
+
+class DivergenceError(LaminaError):
+    """Training left the finite numbers; the last good checkpoint is on disk."""

@@ -1,0 +1,1 @@
+"""Weights before step 0."""

@@ -1,0 +1,162 @@
+"""Models of fairseq and its forks: their arguments and parameter names, as ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lamina.config.fields import build, unique_leaves, with_positive_names
+from lamina.config.model import ModelConfig
+from lamina.errors import CheckpointError
+from lamina.models.build import build_model
+from lamina.models.encoder_decoder import EncoderDecoder
+
+# Arguments that change what a model computes and that we do not build: anything but these values is refused by name.
+_ONLY_WITH: dict[str, tuple[Any, ...]] = {
+    "no_cross_attention": (False, None),
+    "cross_self_attention": (False, None),
+    "adaptive_input": (False, None),
+    "adaptive_softmax_cutoff": (None, ""),
+    "character_embeddings": (False, None),
+    "surfacefusion": (None,),
+    "layer_wise_attention": (False, None),
+    "transparent_attention": (False, None),
+    "encoder_layers_to_keep": (None, ""),
+    "decoder_layers_to_keep": (None, ""),
+    "init_type": ("default", None),
+    "no_decoder_final_norm": (False, None),
+    "use_alibi": (False, None),
+}
+
+# Buffers and parameters that nothing reads: version marks, the device tracer of the position table, and the gate of the
+# surface-fusion fork, which it creates even where it fuses nothing.
+_DEAD = re.compile(r"(encoder|decoder)\.(version|embed_positions\._float_tensor)$|decoder\.meanmaxweight$")
+
+
+def model_from_fairseq(args: Mapping[str, Any], state_dict: Mapping[str, Tensor], source_vocab_size: int,
+                       target_vocab_size: int) -> EncoderDecoder:
+    """The Lamina model that computes what the reference's `args` and `state_dict` compute: what build_model builds."""
+    config = config_from_args(args)
+    model = build_model(config, source_vocab_size, target_vocab_size)
+    load_parameters_(model, state_dict)
+    return model
+
+
+def config_from_args(args: Mapping[str, Any]) -> ModelConfig:
+    """Our flat names are the references' argument names, so most of the work is refusing what we cannot build."""
+    for name, accepted in _ONLY_WITH.items():
+        if args.get(name) not in accepted:
+            raise CheckpointError(f"this model was trained with {name}={args[name]!r}, which Lamina cannot build.")
+    for name in ("decoder_input_dim", "decoder_output_dim"):
+        if args.get(name, args.get("decoder_embed_dim")) != args.get("decoder_embed_dim"):
+            raise CheckpointError(f"this model has {name}={args[name]}, unlike its decoder_embed_dim "
+                                  f"{args.get('decoder_embed_dim')}, which Lamina cannot build.")
+    names = with_positive_names({name.replace("_", "-"): value for name, value in args.items() if value is not None},
+                                ModelConfig)
+    # Files of pretrained embeddings mattered before training; the checkpoint holds what became of them.
+    leaves = [leaf for leaf in unique_leaves(ModelConfig) if not leaf.name.endswith("embed-path")]
+    return build(ModelConfig, {leaf.name: names[leaf.name] for leaf in leaves if leaf.name in names})
+
+
+class Place(NamedTuple):
+    """Where a reference's parameter lives in ours: `block` of `num_blocks` equal groups of rows."""
+
+    name: str
+    block: int = 0
+    num_blocks: int = 1
+    span: int = 1
+
+    def view(self, tensor: Tensor) -> Tensor:
+        rows = tensor.size(0) // self.num_blocks
+        return tensor[self.block * rows : (self.block + self.span) * rows]
+
+
+_LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
+_PROJECTION = re.compile(r"(self_attn|encoder_attn)\.(?:([qkv])_proj\.|in_proj_)(weight|bias)")
+_IN_LAYER = {
+    "self_attn.out_proj": "attention.out_proj",
+    "encoder_attn.out_proj": "cross_attention.out_proj",
+    "self_attn_layer_norm": "attn_residual.norm",
+    "encoder_attn_layer_norm": "cross_residual.norm",
+    "final_layer_norm": "ffn_residual.norm",
+    "fc1": "ffn.fc1",
+    "fc2": "ffn.fc2",
+}
+_OUTSIDE = {
+    "encoder.embed_tokens.weight": "source_embedding.table.weight",
+    "decoder.embed_tokens.weight": "target_embedding.table.weight",
+    "decoder.output_projection.weight": "head.table.weight",
+    "decoder.embed_out": "head.table.weight",
+    "encoder.embed_positions.weight": "source_embedding.positions.weight",
+    "decoder.embed_positions.weight": "target_embedding.positions.weight",
+}
+_NORMS = {
+    "encoder.layer_norm": "encoder.norm",
+    "decoder.layer_norm": "decoder.norm",
+    "encoder.layernorm_embedding": "source_embedding.norm",
+    "decoder.layernorm_embedding": "target_embedding.norm",
+}
+
+
+def places(name: str) -> list[Place]:
+    """Where the reference's parameter `name` goes; a fused projection of cross-attention goes to two of ours."""
+    if name in _OUTSIDE:
+        return [Place(_OUTSIDE[name])]
+    stem, _, kind = name.rpartition(".")
+    if stem in _NORMS:
+        return [Place(f"{_NORMS[stem]}.{kind}")]
+    layer = _LAYER.fullmatch(name)
+    if layer is None:
+        return []
+    prefix, inner = f"{layer[1]}.layers.{layer[2]}.", layer[3]
+    projection = _PROJECTION.fullmatch(inner)
+    if projection:
+        return [place._replace(name=prefix + place.name) for place in _projection_places(*projection.groups())]
+    stem, _, kind = inner.rpartition(".")
+    return [Place(f"{prefix}{_IN_LAYER[stem]}.{kind}")] if stem in _IN_LAYER else []
+
+
+def _projection_places(attention: str, which: str | None, kind: str) -> list[Place]:
+    if attention == "self_attn":
+        block = 0 if which is None else "qkv".index(which)
+        return [Place(f"attention.in_proj.{kind}", block, 3, span=3 if which is None else 1)]
+    query, key_value = f"cross_attention.q_proj.{kind}", f"cross_attention.kv_proj.{kind}"
+    match which:
+        case "q":
+            return [Place(query)]
+        case "k" | "v":
+            return [Place(key_value, "kv".index(which), 2)]
+    return [Place(query), Place(key_value, 0, 2, span=2)]
+
+
+@torch.no_grad()
+def load_parameters_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
+    """Copy every parameter to its place; anything left over or left out is an error that names it."""
+    ours = dict(model.named_parameters(remove_duplicate=False))
+    canonical = {id(parameter): name for name, parameter in model.named_parameters()}
+    missing = {name: parameter.size(0) for name, parameter in model.named_parameters()}
+    filled: set[tuple[str, int]] = set()
+    for name, tensor in state_dict.items():
+        if _DEAD.fullmatch(name):
+            continue
+        targets = places(name)
+        if not targets or any(place.name not in ours for place in targets):
+            raise CheckpointError(f"the checkpoint holds the parameter {name}, which this model has no place for.")
+        views = [place.view(ours[place.name]) for place in targets]
+        if sum(view.size(0) for view in views) != tensor.size(0) or views[0].shape[1:] != tensor.shape[1:]:
+            raise CheckpointError(f"the parameter {name} has shape {tuple(tensor.shape)}, which does not fit the model; "
+                                  "do the dictionaries belong to this checkpoint?")
+        for place, view, source in zip(targets, views, tensor.split([view.size(0) for view in views]), strict=True):
+            view.copy_(source)
+            owner = canonical[id(ours[place.name])]
+            if (owner, place.block) not in filled:
+                filled.add((owner, place.block))
+                missing[owner] -= view.size(0)
+    absent = [name for name, rows in missing.items() if rows]
+    if absent:
+        raise CheckpointError(f"the checkpoint lacks the parameters behind {absent[0]}"
+                              f"{f' and {len(absent) - 1} more' if len(absent) > 1 else ''}.")

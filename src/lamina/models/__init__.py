@@ -1,0 +1,1 @@
+"""Whole models, put together from blocks by models/build.py."""

@@ -1,0 +1,1 @@
+"""Blocks: they know tensors, not text, files, flags or configurations."""

@@ -1,0 +1,72 @@
+"""Multi-head attention through torch's fused kernels (Vaswani et al. 2017, §3.2)."""
+
+# B batch, T queries, S keys, D model_dim, H heads, C channels of a head
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lamina.nn.cache import KeyValues
+from lamina.nn.layout import Layout
+
+
+class Attention(nn.Module):
+    """What self- and cross-attention share: heads, the fused kernel and the output projection."""
+
+    def __init__(self, dim: int, num_heads: int, dropout_p: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.dropout_p = dropout_p
+        self.out_proj = nn.Linear(dim, dim)
+
+    def split(self, x: Tensor) -> Tensor:
+        """(B, T, D) -> (B, H, T, C)"""
+        return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, may_attend: Tensor | None = None,
+               is_causal: bool = False) -> Tensor:
+        """Scales the query by C^-0.5, as the references do; (B, H, T, C) -> (B, T, D)."""
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=may_attend, is_causal=is_causal,
+                                               dropout_p=self.dropout_p if self.training else 0.0)
+        return self.out_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class SelfAttention(Attention):
+    """Queries, keys and values from one sequence, in one product."""
+
+    def __init__(self, dim: int, num_heads: int, dropout_p: float) -> None:
+        super().__init__(dim, num_heads, dropout_p)
+        self.in_proj = nn.Linear(dim, 3 * dim)  # rows: query, key, value
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        query, key, value = map(self.split, self.in_proj(x).chunk(3, dim=2))
+        return self.attend(query, key, value, may_attend=layout.may_attend)
+
+    def causal(self, x: Tensor) -> Tensor:
+        # Rows are padded on the right, so no token ever looks at a pad: the causal kernel needs no other mask.
+        query, key, value = map(self.split, self.in_proj(x).chunk(3, dim=2))
+        return self.attend(query, key, value, is_causal=True)
+
+    def step(self, x: Tensor, past: KeyValues) -> Tensor:
+        """One new token a row, after those in `past`, which grows by it. x: (B, 1, D)"""
+        query, key, value = map(self.split, self.in_proj(x).chunk(3, dim=2))
+        keys, values = past.append(key, value)
+        return self.attend(query, keys, values)
+
+
+class CrossAttention(Attention):
+    """Queries from the decoder, keys and values from what it reads."""
+
+    def __init__(self, dim: int, memory_dim: int, num_heads: int, dropout_p: float) -> None:
+        super().__init__(dim, num_heads, dropout_p)
+        self.q_proj = nn.Linear(dim, dim)
+        self.kv_proj = nn.Linear(memory_dim, 2 * dim)  # rows: key, value
+
+    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values, which decoding computes once a sentence. (B, H, S, C) each"""
+        key, value = map(self.split, self.kv_proj(memory).chunk(2, dim=2))
+        return key, value
+
+    def forward(self, x: Tensor, projected: tuple[Tensor, Tensor], memory_layout: Layout) -> Tensor:
+        return self.attend(self.split(self.q_proj(x)), *projected, may_attend=memory_layout.may_attend)

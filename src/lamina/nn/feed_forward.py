@@ -1,0 +1,38 @@
+"""The position-wise feed-forward block (Vaswani et al. 2017, §3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,  # the exact form, by the error function
+    "gelu_fast": partial(F.gelu, approximate="tanh"),
+    "gelu_accurate": partial(F.gelu, approximate="tanh"),
+    "tanh": F.tanh,
+    "linear": _identity,
+    "silu": F.silu,
+}
+
+
+class FeedForward(nn.Module):
+    """fc2(dropout(activation(fc1(x))))"""
+
+    def __init__(self, dim: int, inner_dim: int, activation: str, dropout_p: float) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, inner_dim)
+        self.fc2 = nn.Linear(inner_dim, dim)
+        self.activation = ACTIVATIONS[activation]
+        self.dropout_p = dropout_p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.dropout(self.activation(self.fc1(x)), self.dropout_p, self.training))

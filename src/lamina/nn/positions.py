@@ -1,0 +1,50 @@
+"""Position embeddings: tables indexed by position id (nn/layout.py), whose first rows belong to padding."""
+
+# P rows of the table, D model_dim
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from lamina.nn.layout import FIRST_POSITION, PAD_POSITION
+
+
+def num_rows(max_positions: int) -> int:
+    return max_positions + FIRST_POSITION
+
+
+def sinusoid_table(rows: int, dim: int) -> Tensor:
+    """All sines, then all cosines, with geometrically falling frequencies; the padding row is zero. (P, D)"""
+    half = dim // 2
+    frequencies = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / max(half - 1, 1)))
+    angles = torch.arange(rows, dtype=torch.float)[:, None] * frequencies[None, :]
+    table = torch.cat([angles.sin(), angles.cos(), torch.zeros(rows, dim % 2)], dim=1)
+    table[PAD_POSITION] = 0.0
+    return table
+
+
+class SinusoidalPositions(nn.Module):
+    """Fixed sinusoids (Vaswani et al. 2017, §3.5). Computed, not stored: it is no part of a checkpoint."""
+
+    table: Tensor
+
+    def __init__(self, max_positions: int, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("table", sinusoid_table(num_rows(max_positions), dim), persistent=False)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return self.table[positions]
+
+
+class LearnedPositions(nn.Module):
+    """One trained vector per position; the padding row takes no gradient."""
+
+    def __init__(self, max_positions: int, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_rows(max_positions), dim))
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return nn.functional.embedding(positions, self.weight, padding_idx=PAD_POSITION)

@@ -1,0 +1,35 @@
+"""How a branch joins the residual stream: two orders of norm and sum, and ways to add, freely combined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Add(nn.Module):
+    """x + f(x)"""
+
+    def forward(self, x: Tensor, branch_output: Tensor) -> Tensor:
+        return x + branch_output
+
+
+class PostNorm(nn.Module):
+    """norm(add(x, f(x))), Vaswani et al. (2017), §3.1; its twin PreNorm is add(x, f(norm(x)))."""
+
+    def __init__(self, norm: nn.Module, add: nn.Module, dropout_p: float) -> None:
+        super().__init__()
+        self.norm = norm
+        self.add = add
+        self.dropout_p = dropout_p
+
+    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        return self.norm(self.add(x, F.dropout(branch(x), self.dropout_p, self.training)))
+
+
+class PreNorm(PostNorm):
+    """add(x, f(norm(x))): the stream itself is never normalised (Xiong et al. 2020)."""
+
+    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        return self.add(x, F.dropout(branch(self.norm(x)), self.dropout_p, self.training))

@@ -1,0 +1,89 @@
+"""Layers, and the stack that runs them in order."""
+
+# B batch, T tokens, D model_dim
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from lamina.nn.attention import CrossAttention, SelfAttention
+from lamina.nn.cache import LayerCache
+from lamina.nn.embedding import Embedded
+from lamina.nn.feed_forward import FeedForward
+from lamina.nn.layout import Layout
+
+
+class StackOutput(NamedTuple):
+    """What a stack offers to whoever reads it."""
+
+    final: Tensor  # (B, T, D), after the stack's last norm, if it has one
+    states: tuple[Tensor | None, ...]  # raw, the stack's input first; None where nobody reads it
+    embedding: Tensor  # (B, T, D), scaled token vectors without positions
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, attention: SelfAttention, attn_residual: nn.Module, ffn: FeedForward,
+                 ffn_residual: nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+        self.attn_residual = attn_residual
+        self.ffn = ffn
+        self.ffn_residual = ffn_residual
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        x = self.attn_residual(x, lambda x: self.attention(x, layout))
+        return self.ffn_residual(x, self.ffn)
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, attention: SelfAttention, attn_residual: nn.Module, cross_attention: CrossAttention,
+                 cross_residual: nn.Module, ffn: FeedForward, ffn_residual: nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+        self.attn_residual = attn_residual
+        self.cross_attention = cross_attention
+        self.cross_residual = cross_residual
+        self.ffn = ffn
+        self.ffn_residual = ffn_residual
+
+    def forward(self, x: Tensor, memory: Tensor, memory_layout: Layout) -> Tensor:
+        return self._run(x, self.attention.causal, self.cross_attention.project(memory), memory_layout)
+
+    def step(self, x: Tensor, cache: LayerCache, memory_layout: Layout) -> Tensor:
+        """The next token of each row. x: (B, 1, D)"""
+        return self._run(x, lambda x: self.attention.step(x, cache.past), cache.memory, memory_layout)
+
+    def _run(self, x: Tensor, attend: Callable[[Tensor], Tensor], projected: tuple[Tensor, Tensor],
+             memory_layout: Layout) -> Tensor:
+        x = self.attn_residual(x, attend)
+        x = self.cross_residual(x, lambda x: self.cross_attention(x, projected, memory_layout))
+        return self.ffn_residual(x, self.ffn)
+
+
+# How to run one layer: call(layer, its index, the stream so far).
+LayerCall = Callable[[Any, int, Tensor], Tensor]
+
+
+class LayerStack(nn.Module):
+    """Layers in order; a layer whose turn is masked out is the identity (Fan et al. 2020)."""
+
+    def __init__(self, layers: Iterable[nn.Module], norm: nn.Module | None, kept_states: Collection[int] = ()) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+        self.kept_states = frozenset(kept_states)
+
+    def forward(self, embedded: Embedded, call: LayerCall, runs: Sequence[bool] | None = None) -> StackOutput:
+        x = embedded.input
+        states = [self._kept(0, x)]
+        for index, layer in enumerate(self.layers):
+            # Identity, not absence: states[i + 1] is always the output of layer i, so readers need no special case.
+            x = call(layer, index, x) if runs is None or runs[index] else x
+            states.append(self._kept(index + 1, x))
+        return StackOutput(x if self.norm is None else self.norm(x), tuple(states), embedded.tokens)
+
+    def _kept(self, index: int, x: Tensor) -> Tensor | None:
+        return x if index in self.kept_states else None

@@ -1,0 +1,1 @@
+"""What a run learns: data, vocabularies, and the metric that judges it."""

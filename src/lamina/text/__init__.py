@@ -1,0 +1,1 @@
+"""Strings to ids and back: subword models, tokenizers and vocabularies."""

@@ -1,0 +1,262 @@
+"""Lines to pieces and back: the segmentations, how they are learned, and how folders and checkpoints carry them.
+
+Every segmentation has the same contract, so that nothing downstream asks which one it is: `encode` a line to pieces,
+`decode` pieces to a line, `kind`, and `to_bytes` / `from_bytes` for its model.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stderr
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from lamina.errors import ConfigError, DataError
+from lamina.text.tokenizer import Moses
+
+SUBWORDS_NAME = "subwords.json"
+JOINER = "@@"  # subword-nmt's: the next piece belongs to the same word
+# Words whose segmentation is kept at hand; beyond that the cache starts again, so that memory stays bounded.
+CACHED_WORDS = 500_000
+
+
+class Subword(Protocol):
+    @property
+    def kind(self) -> str: ...
+
+    def encode(self, line: str) -> list[str]: ...
+
+    def decode(self, pieces: Sequence[str]) -> str: ...
+
+    def to_bytes(self) -> bytes: ...
+
+
+class Whitespace:
+    """Lines that were segmented before: pieces are what white space separates, Unicode's included."""
+
+    kind = "whitespace"
+
+    def encode(self, line: str) -> list[str]:
+        return line.split()
+
+    def decode(self, pieces: Sequence[str]) -> str:
+        return " ".join(pieces)
+
+    def to_bytes(self) -> bytes:
+        return b""
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str = "") -> Whitespace:
+        return cls()
+
+
+class SentencePiece:
+    """A sentencepiece model; white space is made single spaces first, so that no piece holds any."""
+
+    kind = "sentencepiece"
+
+    def __init__(self, model: bytes, name: str = "the sentencepiece model") -> None:
+        self.model = model
+        self.name = name
+
+    @cached_property
+    def _processor(self) -> Any:
+        from sentencepiece import SentencePieceProcessor
+
+        try:
+            return SentencePieceProcessor(model_proto=self.model)
+        except RuntimeError:
+            raise DataError(f"{self.name} is not a sentencepiece model. Give the .model file that "
+                            "spm_train or `lamina preprocess` wrote.") from None
+
+    def encode(self, line: str) -> list[str]:
+        return self._processor.encode(" ".join(line.split()), out_type=str)
+
+    def decode(self, pieces: Sequence[str]) -> str:
+        return self._processor.decode_pieces(list(pieces))
+
+    def to_bytes(self) -> bytes:
+        return self.model
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str = "the sentencepiece model") -> SentencePiece:
+        subword = cls(data, name)
+        _ = subword._processor  # a damaged model is noticed here, not at the first line
+        return subword
+
+    def __reduce__(self) -> tuple[type[SentencePiece], tuple[bytes, str]]:
+        return SentencePiece, (self.model, self.name)
+
+
+class Bpe:
+    """Byte-pair codes in subword-nmt's format; a piece that goes on within its word ends in @@."""
+
+    kind = "bpe"
+
+    def __init__(self, codes: bytes, name: str = "the BPE codes") -> None:
+        self.codes = codes
+        self.name = name
+
+    @cached_property
+    def _segmenter(self) -> Any:
+        from subword_nmt.apply_bpe import BPE
+
+        # Checked here, because subword-nmt ends the process over a line that it cannot read.
+        try:
+            text = self.codes.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.name} is not valid UTF-8 at byte {error.start}.") from None
+        lines = text.rstrip("\n").split("\n")
+        for number, line in enumerate(lines, start=1):
+            if not (number == 1 and line.startswith("#version:")) and len(line.strip("\r\n ").split(" ")) != 2:
+                raise DataError(f"{self.name}, line {number}: expected two symbols to merge, found {line[:40]!r}. "
+                                "Give the codes file that subword-nmt learn-bpe or `lamina preprocess` wrote.")
+        if all(line.startswith("#version:") for line in lines):
+            raise DataError(f"{self.name}: no merges in it.")
+        return BPE(io.StringIO(text), separator=JOINER)
+
+    def encode(self, line: str) -> list[str]:
+        segmenter = self._segmenter
+        if len(segmenter.cache) > CACHED_WORDS:
+            segmenter.cache.clear()
+        return segmenter.segment_tokens(line.split())
+
+    def decode(self, pieces: Sequence[str]) -> str:
+        return remove_joiners(" ".join(pieces))
+
+    def to_bytes(self) -> bytes:
+        return self.codes
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str = "the BPE codes") -> Bpe:
+        subword = cls(data, name)
+        _ = subword._segmenter
+        return subword
+
+    def __reduce__(self) -> tuple[type[Bpe], tuple[bytes, str]]:
+        return Bpe, (self.codes, self.name)
+
+
+# One row a segmentation that a model file stands for: its class, and the file's ending in a data folder.
+KINDS: dict[str, type[Whitespace] | type[SentencePiece] | type[Bpe]] = {
+    cls.kind: cls for cls in (Whitespace, SentencePiece, Bpe)}
+FILE_ENDINGS = {"sentencepiece": "model", "bpe": "codes"}
+
+
+def remove_joiners(line: str, joiner: str = JOINER + " ") -> str:
+    """What --remove-bpe does: pieces of a word become the word."""
+    return (line + " ").replace(joiner, "").rstrip()
+
+
+def learn_subword(kind: str, lines: Iterable[str], vocab_size: int, *, character_coverage: float = 0.9995) -> Subword:
+    """Learn a segmentation of about `vocab_size` pieces from raw (or Moses-tokenized) lines."""
+    if kind == "sentencepiece":
+        return _learn_sentencepiece(lines, vocab_size, character_coverage)
+    if kind == "bpe":
+        return _learn_bpe(lines, vocab_size)
+    raise ConfigError(f"--subword is {kind!r}; it must be sentencepiece or bpe.")
+
+
+def _learn_sentencepiece(lines: Iterable[str], vocab_size: int, character_coverage: float) -> SentencePiece:
+    from sentencepiece import SentencePieceTrainer
+
+    model = io.BytesIO()
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=(" ".join(line.split()) for line in lines), model_writer=model, model_type="unigram",
+            vocab_size=vocab_size, character_coverage=character_coverage,
+            # Characters stay as they are: raw text out is then the text of the training side, not a folded form of it.
+            normalization_rule_name="identity",
+            # A small text simply gives fewer pieces.
+            hard_vocab_limit=False,
+            # Sentences are framed by the vocabulary's symbols, never by the model's.
+            bos_id=-1, eos_id=-1, minloglevel=2)
+    except RuntimeError as error:
+        reason = str(error).strip().rsplit("\n", 1)[-1]
+        raise DataError(f"sentencepiece could not learn {vocab_size} pieces from this text ({reason}). "
+                        "Try another --vocab-size; it must exceed the number of different characters.") from None
+    return SentencePiece(model.getvalue())
+
+
+def _learn_bpe(lines: Iterable[str], vocab_size: int) -> Bpe:
+    from subword_nmt.learn_bpe import learn_bpe
+
+    counts: Counter[str] = Counter()
+    for line in lines:
+        counts.update(line.split())
+    # A character counts twice where it occurs both inside and at the end of words: those are different pieces.
+    num_characters = (len({character for word in counts for character in word[:-1]})
+                      + len({word[-1] for word in counts}))
+    if vocab_size <= num_characters:
+        raise DataError(f"--vocab-size {vocab_size} leaves no room for merges: the text's characters alone make "
+                        f"{num_characters} pieces. Choose a larger one.")
+    codes = io.StringIO()
+    words = io.StringIO("".join(f"{word} {count}\n" for word, count in sorted(counts.items())))
+    try:
+        # It draws a progress bar and prints remarks of its own.
+        with redirect_stderr(io.StringIO()):
+            learn_bpe(words, codes, vocab_size - num_characters, is_dict=True)
+    except ValueError:  # the maximum of no pairs at all
+        raise DataError("there is nothing for BPE to merge: every word of the text is a single character.") from None
+    return Bpe.from_bytes(codes.getvalue().encode("utf-8"), "the BPE codes learned from this text")
+
+
+def subword_to_dict(subword: Subword) -> dict[str, Any]:
+    """Plain values that JSON and a checkpoint can hold."""
+    if isinstance(subword, Moses):
+        return {"kind": "moses", "language": subword.language, "inner": subword_to_dict(subword.inner)}
+    return {"kind": subword.kind, "model": base64.b64encode(subword.to_bytes()).decode("ascii")}
+
+
+def subword_from_dict(plain: Mapping[str, Any], name: str = "the stored subword model") -> Subword:
+    try:
+        if plain["kind"] == "moses":
+            return Moses(subword_from_dict(plain["inner"], name), plain["language"])
+        return KINDS[plain["kind"]].from_bytes(base64.b64decode(plain["model"]), name)
+    except (KeyError, TypeError, ValueError):
+        raise DataError(f"{name} is not one that this Lamina knows; known kinds are "
+                        f"{', '.join([*KINDS, Moses.kind])}.") from None
+
+
+def save_subwords(folder: Path, subwords: Mapping[str, Subword]) -> None:
+    """subwords.json for all languages, and beside it each model as a file that spm_encode or subword-nmt can read."""
+    described = {}
+    for language, subword in subwords.items():
+        described[language] = plain = subword_to_dict(subword)
+        holder = plain["inner"] if "inner" in plain else plain
+        del holder["model"]
+        if holder["kind"] in FILE_ENDINGS:
+            holder["file"] = ".".join(filter(None, ("subword", language, FILE_ENDINGS[holder["kind"]])))
+            (folder / holder["file"]).write_bytes(subword.to_bytes())
+    (folder / SUBWORDS_NAME).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+
+
+def load_subwords(data_folder: str | Path) -> dict[str, Subword]:
+    """Each language's segmentation; its key is "" in a folder without languages (dict.txt).
+
+    A folder that fairseq made has none on record: its text was segmented before, so it is split at white space.
+    """
+    folder = Path(data_folder)
+    path = folder / SUBWORDS_NAME
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+        for plain in described.values():
+            holder = plain["inner"] if "inner" in plain else plain
+            model = (folder / holder["file"]).read_bytes() if "file" in holder else b""
+            holder["model"] = base64.b64encode(model)
+    except FileNotFoundError as error:
+        if path.exists():
+            raise DataError(f"{error.filename} is missing, though {path} names it. "
+                            "Run `lamina preprocess` again.") from None
+        names = sorted(found.name.removeprefix("dict").removesuffix("txt").strip(".") for found in
+                       folder.glob("dict*.txt"))
+        return {name: Whitespace() for name in names}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(f"{path} cannot be read. Run `lamina preprocess` again.") from None
+    return {language: subword_from_dict(plain, f"the subword model of {language!r} in {folder}")
+            for language, plain in described.items()}

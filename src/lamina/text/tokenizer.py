@@ -1,0 +1,56 @@
+"""Moses tokenization around any subword model: punctuation apart on the way in, glued again on the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from lamina.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lamina.text.subword import Subword
+
+
+class Moses:
+    """Tokenize, then `inner`; `inner`, then detokenize.
+
+    Unlike the Moses scripts by default, nothing is escaped (& stays &), so that raw text comes out as it went in.
+    """
+
+    kind = "moses"
+
+    def __init__(self, inner: Subword, language: str) -> None:
+        self.inner = inner
+        self.language = language
+
+    def tokenize(self, line: str) -> str:
+        return " ".join(self._tokenizer.tokenize(line, escape=False))
+
+    def encode(self, line: str) -> list[str]:
+        return self.inner.encode(self.tokenize(line))
+
+    def decode(self, pieces: Sequence[str]) -> str:
+        return self._detokenizer.detokenize(self.inner.decode(pieces).split(), unescape=False)
+
+    def to_bytes(self) -> bytes:
+        return self.inner.to_bytes()
+
+    def __reduce__(self) -> tuple[type[Moses], tuple[Subword, str]]:
+        return Moses, (self.inner, self.language)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return _sacremoses().MosesTokenizer(lang=self.language)
+
+    @cached_property
+    def _detokenizer(self) -> Any:
+        return _sacremoses().MosesDetokenizer(lang=self.language)
+
+
+def _sacremoses() -> Any:
+    try:
+        import sacremoses
+    except ImportError:
+        raise ConfigError("Moses tokenization needs the sacremoses package: pip install 'lamina[moses]'.") from None
+    return sacremoses

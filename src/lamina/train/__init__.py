@@ -1,0 +1,1 @@
+"""Training: losses, optimizers, schedules, and the loop that runs them."""

@@ -1,0 +1,59 @@
+"""The training loop. It reads as the algorithm; what it moves is handed to it by train/run.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from lamina.data.batching import Batch
+from lamina.train.progress import Progress
+from lamina.train.run import Run
+from lamina.train.schedule import Schedule
+from lamina.train.update import Updater
+from lamina.train.watch import Watch
+
+
+def run_updates(updater: Updater, schedule: Schedule, groups: Iterable[Sequence[Batch]], progress: Progress, watch: Watch,
+                seed: int) -> Iterator[None]:
+    """One update after another; yields after each, so that the caller decides about validating and stopping."""
+    for batches in groups:
+        lr = schedule(progress.updates - progress.schedule_start, progress.epoch)
+        result = updater.update(batches, lr, update_seed(seed, progress.updates))
+        progress.updates += 1
+        progress.batches_done += len(batches)
+        watch.add(result, lr)
+        yield
+
+
+def update_seed(seed: int, updates: int) -> int:
+    return (seed << 32) + updates
+
+
+def groups_of(batches: Iterable[Batch], number: int) -> Iterator[list[Batch]]:
+    """The batches of one update each; the last one of an epoch may have fewer."""
+    iterator = iter(batches)
+    while group := list(islice(iterator, number)):
+        yield group
+
+
+def train(run: Run) -> None:
+    """Until a limit is reached: an epoch of updates, then validation and a checkpoint."""
+    progress = run.progress
+    while not run.why_stop():
+        feed = run.train_feed(progress.epoch)
+        run.reporter.begin_epoch(progress.epoch, len(feed.plan(progress.epoch)), progress.batches_done)
+        groups = groups_of(feed.batches(progress.epoch, progress.batches_done), run.update_freq(progress.epoch))
+        is_cut_short = False
+        for _ in run_updates(run.updater, run.schedule, groups, progress, run.watch, run.config.seed):
+            if run.is_limit_reached():
+                is_cut_short = progress.batches_done < len(feed.plan(progress.epoch))
+                break
+            if run.is_check_due():
+                run.check(is_epoch_end=False)
+                if run.why_stop():
+                    is_cut_short = True
+                    break
+        run.watch.flush()
+        run.reporter.end_epoch()
+        run.close_epoch(is_cut_short=is_cut_short)
+    run.reporter.note(f"training stopped: {run.why_stop()}")

@@ -1,0 +1,110 @@
+"""Label-smoothed cross entropy, chunk by chunk: the (tokens, vocabulary) matrix never stands whole in memory."""
+
+# N tokens of a batch, V vocabulary, D model_dim
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lamina.nn.heads import Term
+
+# Scores per chunk: 64 MiB in float32. Larger gains nothing, smaller starts to pay for launching kernels.
+CHUNK_SCORES = 2**24
+
+# float16 keeps 5 exponent bits, and most softmax gradients are tiny: they are computed this much larger, then scaled back.
+HALF_HEADROOM = 1024.0
+
+
+class LossSums(NamedTuple):
+    """Sums over the tokens that count, in nats, as 0-dim float32 tensors."""
+
+    loss: Tensor  # what training minimises
+    nll: Tensor  # negative log-likelihood, for perplexity; carries no gradient
+
+
+def label_smoothed_loss(terms: list[Term], output_weight: Tensor, target: Tensor, *, smoothing: float,
+                        pad_id: int) -> LossSums:
+    """(1 - eps) * nll + eps / V * (sum of -log p over the whole vocabulary), summed over non-pad targets. target: (B, T)
+
+    A head with several terms scores with their weighted log-softmaxes, so its loss is the weighted sum of theirs.
+    """
+    flat_target = target.flatten()
+    counts = flat_target.ne(pad_id).float()  # (N,)
+    loss: Tensor | float = 0.0
+    nll: Tensor | float = 0.0
+    for term in terms:
+        weight = term.weight
+        token_weight = counts * (weight.flatten().float() if isinstance(weight, Tensor) else weight)
+        term_loss, term_nll = _LinearCrossEntropy.apply(term.features.flatten(0, 1), output_weight, flat_target,
+                                                        token_weight, smoothing)
+        loss, nll = loss + term_loss, nll + term_nll
+    assert isinstance(loss, Tensor)
+    assert isinstance(nll, Tensor)
+    return LossSums(loss, nll)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Linear, log-softmax and loss in one pass, whose gradients are made while a chunk's scores are at hand.
+
+    The scores are computed once and never recomputed: three matrix products a chunk, as without chunks.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, output_weight: Tensor, target: Tensor, token_weight: Tensor,
+                smoothing: float) -> tuple[Tensor, Tensor]:
+        num_classes = output_weight.size(0)
+        needs_features, needs_matrix, _, needs_token_weight, _ = ctx.needs_input_grad
+        features_grad = torch.empty_like(features) if needs_features else None
+        matrix_grad = torch.zeros_like(output_weight, dtype=torch.float32) if needs_matrix else None
+        headroom = HALF_HEADROOM if features.dtype == torch.float16 else 1.0
+        losses, nlls = [], []
+        for rows in _chunks(features.size(0), num_classes):
+            scores = (features[rows] @ output_weight.t()).float()  # (n, V)
+            normaliser = scores.logsumexp(dim=1, keepdim=True)  # (n, 1)
+            answer = target[rows, None]
+            nll = (normaliser - scores.gather(1, answer)).squeeze(1)
+            spread = num_classes * normaliser.squeeze(1) - scores.sum(dim=1)
+            losses.append((1.0 - smoothing) * nll + smoothing / num_classes * spread)
+            nlls.append(nll)
+            if not (needs_features or needs_matrix):
+                continue
+            # In place from here on: the chunk's scores become the gradient with respect to them.
+            scores.sub_(normaliser).exp_().sub_(smoothing / num_classes)
+            scores.scatter_add_(1, answer, torch.full_like(scores[:, :1], smoothing - 1.0))
+            scores.mul_((token_weight[rows] * headroom)[:, None])
+            scores = scores.to(features.dtype)
+            if features_grad is not None:
+                features_grad[rows] = scores @ output_weight
+            if matrix_grad is not None:
+                # addmm_ where it can accumulate in place without rounding to half precision first.
+                if features.dtype == torch.float32:
+                    matrix_grad.addmm_(scores.t(), features[rows])
+                else:
+                    matrix_grad += scores.t() @ features[rows]
+        loss, nll = torch.cat(losses), torch.cat(nlls)
+        ctx.save_for_backward(features_grad, matrix_grad, loss if needs_token_weight else None)
+        ctx.headroom, ctx.matrix_dtype = headroom, output_weight.dtype
+        nll_sum = (nll * token_weight).sum()
+        ctx.mark_non_differentiable(nll_sum)
+        return (loss * token_weight).sum(), nll_sum
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, loss_grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        features_grad, matrix_grad, losses = ctx.saved_tensors
+        scale = loss_grad / ctx.headroom
+        # In place: nobody else holds these buffers, and the graph is used once.
+        features_grad = None if features_grad is None else features_grad.mul_(scale)
+        matrix_grad = None if matrix_grad is None else matrix_grad.mul_(scale).to(ctx.matrix_dtype)
+        return features_grad, matrix_grad, None, None if losses is None else losses * loss_grad, None
+
+
+def _chunks(num_tokens: int, num_classes: int) -> Iterator[slice]:
+    size = max(1, CHUNK_SCORES // num_classes)
+    for start in range(0, num_tokens, size):
+        yield slice(start, min(start + size, num_tokens))

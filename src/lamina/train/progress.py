@@ -1,0 +1,41 @@
+"""Where a run stands: all that decides what the next update does, in plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from lamina.errors import CheckpointError
+
+
+@dataclass
+class Progress:
+    updates: int = 0
+    epoch: int = 1
+    batches_done: int = 0  # of this epoch
+    schedule_start: int = 0  # the update at which the learning rate's schedule began
+    best: float | None = None
+    stale_validations: int = 0  # since the best one
+    seconds: float = 0.0  # of training, over all sittings
+    # Sums over the epoch so far, so that its closing line does not depend on interruptions.
+    epoch_loss: float = 0.0
+    epoch_nll: float = 0.0
+    epoch_tokens: int = 0
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.epoch, self.batches_done = epoch, 0
+        self.epoch_loss = self.epoch_nll = 0.0
+        self.epoch_tokens = 0
+
+    def forget_scores(self) -> None:
+        self.best, self.stale_validations, self.seconds = None, 0, 0.0
+
+    def state(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Progress:
+        names = {item.name for item in fields(cls)}
+        if not isinstance(state, dict) or not state.keys() <= names:
+            raise CheckpointError("the checkpoint's record of progress is damaged; resume from an earlier one.")
+        return cls(**state)

@@ -1,0 +1,306 @@
+"""A training run: its parts, put together from the configuration, and its decisions."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lamina.checkpoint.format import Checkpoint, load_checkpoint, load_weights_
+from lamina.config.fields import flatten
+from lamina.config.train import TrainConfig
+from lamina.data.feed import Feed
+from lamina.errors import CheckpointError, ConfigError, DataError
+from lamina.init.pretrained import load_embeddings_
+from lamina.models.build import build_model
+from lamina.tasks.translation import Translation
+from lamina.text.subword import subword_to_dict
+from lamina.train.keeper import Keeper
+from lamina.train.progress import Progress
+from lamina.train.report import Reporter
+from lamina.train.schedule import build_schedule
+from lamina.train.update import Updater
+from lamina.train.validate import bits_per_token, validation_bleu, validation_loss
+from lamina.train.watch import Watch
+
+
+class Run:
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self.device = torch.device("cuda" if torch.cuda.is_available() and not config.precision.cpu else "cpu")
+        self.dtype, notices = _compute_type(config, self.device)
+        optimization = config.optimization
+        self.reporter = Reporter(config.log, self.device, optimization.max_update)
+        for notice in notices:
+            self.reporter.note(notice)
+        self.task = Translation.open(config.data)
+        self.schedule = build_schedule(optimization.schedule, lr=optimization.lr, min_lr=optimization.min_lr,
+                                       max_update=optimization.max_update)
+        torch.manual_seed(config.seed)
+        source, target = self.task.vocabularies
+        if config.model.embedding.share_all and source != target:
+            raise ConfigError("--share-all-embeddings needs one dictionary for both sides, but those of "
+                              f"{self.task.folders[0]} differ. Preprocess with --joined-dictionary.")
+        self.model = build_model(config.model, len(source), len(target))
+        load_embeddings_(self.model, config.model, self.task.vocabularies)
+        self.model.to(self.device)
+        self.keeper = Keeper(config.saving)
+        self.progress = Progress()
+        restored = self._restore_weights()
+        self.updater = Updater(self.model, optimization, config.precision, self.dtype)
+        if restored is not None:
+            self._restore_training(*restored)
+        self.watch = Watch(self.progress, config.precision, self.updater.weights.names, self.device, self.dtype,
+                           self.reporter)
+        self._feeds: dict[int, Feed] = {}
+        self._valid_feeds = {} if config.validation.is_off else {
+            split: self._valid_feed(split) for split in self.task.valid_splits}
+        self._last_check: tuple[int, bool] | None = None
+        self._sitting_started = time.perf_counter() - self.progress.seconds
+
+    # -- data
+
+    def train_feed(self, epoch: int) -> Feed:
+        """The epoch's feed; folders that take turns keep one each."""
+        folder = (epoch - 1) % len(self.task.folders)
+        if folder not in self._feeds:
+            corpus = self.task.train_corpus(epoch, self.config.model.embedding.max_source_positions)
+            self._feeds[folder] = self._feed(corpus, self.config.batches, is_shuffled=True)
+            if len(self._feeds[folder].too_long.indices):
+                self.reporter.note(self._feeds[folder].describe_too_long())
+        return self._feeds[folder]
+
+    def _valid_feed(self, split: str) -> Feed:
+        batches = self.config.batches
+        limits = replace(batches, max_tokens=batches.max_tokens_valid or batches.max_tokens,
+                         max_sentences=batches.max_sentences_valid or batches.max_sentences)
+        corpus = self.task.corpus(split, self.config.model.embedding.max_source_positions)
+        feed = self._feed(corpus, limits, is_shuffled=False)
+        if len(feed.too_long.indices):
+            if not batches.skip_invalid_valid:
+                raise DataError(f"{feed.describe_too_long()}. That would change the score: raise the limits, or add "
+                                "--skip-invalid-size-inputs-valid-test to go on without them.")
+            self.reporter.note(feed.describe_too_long())
+        return feed
+
+    def _feed(self, corpus: Any, limits: Any, *, is_shuffled: bool) -> Feed:
+        embedding = self.config.model.embedding
+        return Feed(corpus, seed=self.config.seed, limits=limits, device=self.device, is_shuffled=is_shuffled,
+                    max_positions=(embedding.max_source_positions, embedding.max_target_positions))
+
+    def update_freq(self, epoch: int) -> int:
+        numbers = self.config.optimization.update_freq
+        return numbers[min(epoch, len(numbers)) - 1]
+
+    # -- when to stop, validate and save
+
+    def why_stop(self) -> str:
+        """The reason to stop before the next update, or nothing."""
+        optimization, progress = self.config.optimization, self.progress
+        if optimization.max_epoch and progress.epoch > optimization.max_epoch:
+            return f"{optimization.max_epoch} epochs are done (--max-epoch)"
+        if optimization.max_update and progress.updates >= optimization.max_update:
+            return f"{optimization.max_update} updates are done (--max-update)"
+        if self._is_rate_at_floor():
+            return "the learning rate has fallen to its floor (--min-lr or --stop-min-lr)"
+        patience = self.config.validation.patience
+        if patience > 0 and progress.stale_validations >= patience:
+            return f"no improvement in {patience} validations (--patience)"
+        return ""
+
+    def _is_rate_at_floor(self) -> bool:
+        """Only a rate that falls counts: warm-up begins below every floor."""
+        done = self.progress.updates - self.progress.schedule_start
+        if done == 0:
+            return False
+        optimization = self.config.optimization
+        now, before = (self.schedule(number, self.progress.epoch) for number in (done, done - 1))
+        stops_at_min_lr = flatten(optimization)["lr-scheduler"] in ("inverse_sqrt", "fixed")
+        floor = max(optimization.stop_min_lr, optimization.min_lr if stops_at_min_lr else -1.0)
+        return now <= before and now <= floor
+
+    def is_limit_reached(self) -> bool:
+        optimization = self.config.optimization
+        return bool(optimization.max_update and self.progress.updates >= optimization.max_update) \
+            or self._is_rate_at_floor()
+
+    def is_check_due(self) -> bool:
+        """In the middle of an epoch: is this update one to validate or save after?"""
+        updates = self.progress.updates
+        return any(every and updates % every == 0 for every in
+                   (self.config.saving.interval_updates if self.config.saving.is_on else 0,
+                    0 if self.config.validation.is_off else self.config.validation.interval_updates))
+
+    def close_epoch(self, *, is_cut_short: bool) -> None:
+        progress = self.progress
+        epoch = progress.epoch
+        figures: dict[str, Any] = bits_per_token(progress.epoch_loss, progress.epoch_nll, max(progress.epoch_tokens, 1))
+        lr = self.schedule(progress.updates - progress.schedule_start, epoch)
+        self.reporter.summary(epoch, {**figures, "lr": lr, "train_wall": round(self._seconds())}, progress.updates)
+        if not is_cut_short:
+            progress.begin_epoch(epoch + 1)
+        if self._last_check != (progress.updates, is_cut_short):
+            self.check(is_epoch_end=not is_cut_short, epoch=epoch)
+
+    def check(self, *, is_epoch_end: bool, epoch: int | None = None) -> None:
+        """Validate where it is due, and save."""
+        started = time.perf_counter()
+        self.watch.flush()
+        epoch = epoch or self.progress.epoch
+        metrics: dict[str, float] = {}
+        validation = self.config.validation
+        if not validation.is_off and (not is_epoch_end or epoch % validation.interval == 0 or self.why_stop()):
+            metrics = self._validate(epoch)
+        is_best = self._is_best(metrics)
+        if metrics:
+            self.progress.stale_validations = 0 if is_best else self.progress.stale_validations + 1
+        self.progress.seconds = self._seconds()
+        names = self.keeper.save(self.checkpoint(metrics), epoch=epoch, updates=self.progress.updates,
+                                 is_epoch_end=is_epoch_end, is_best=is_best)
+        if names:
+            self.reporter.note(f"saved {', '.join(names)} in {self.keeper.folder} (epoch {epoch} @ "
+                               f"{self.progress.updates} updates)")
+        self._last_check = (self.progress.updates, not is_epoch_end)
+        self.reporter.skip_time(time.perf_counter() - started)
+
+    def _validate(self, epoch: int) -> dict[str, float]:
+        validation = self.config.validation
+        first: dict[str, float] = {}
+        for split, feed in self._valid_feeds.items():
+            figures = validation_loss(self.model, feed.batches(), self.config.optimization.criterion.smoothing)
+            if validation.eval_bleu:
+                figures["bleu"], sample = validation_bleu(self.model, feed.batches(), self.task, validation)
+                if validation.print_samples:
+                    self.reporter.note(f"source:      {sample.source}")
+                    self.reporter.note(f"translation: {sample.hypothesis}")
+                    self.reporter.note(f"reference:   {sample.reference}")
+            first = first or figures
+            best = self.progress.best
+            metric = figures[validation.best_metric]
+            if split == next(iter(self._valid_feeds)):
+                shown_best = metric if best is None else (max if self._is_maximized else min)(best, metric)
+                self.reporter.summary(epoch, {**figures, f"best_{validation.best_metric}": shown_best},
+                                      self.progress.updates, where=split)
+            else:
+                self.reporter.summary(epoch, figures, self.progress.updates, where=split)
+        return first
+
+    @property
+    def _is_maximized(self) -> bool:
+        return self.config.validation.best_metric == "bleu"
+
+    def _is_best(self, metrics: dict[str, float]) -> bool:
+        if not metrics:
+            return False
+        value, best = metrics[self.config.validation.best_metric], self.progress.best
+        is_best = best is None or (value > best if self._is_maximized else value < best)
+        if is_best:
+            self.progress.best = value
+        return is_best
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._sitting_started
+
+    # -- checkpoints
+
+    def checkpoint(self, metrics: dict[str, float]) -> Checkpoint:
+        weights, updater = self.updater.weights, self.updater
+        optimizer = {name: weights.named(value) if value.shape == weights.master.shape else value
+                     for name, value in updater.optimizer.state().items()}
+        training: dict[str, Any] = {"progress": self.progress.state(), "scale": updater.scale.state()}
+        if self.config.saving.has_optimizer_state:
+            training["optimizer"] = optimizer
+            training["optimizer_kind"] = flatten(self.config.optimization)["optimizer"]
+        source, target = self.task.vocabularies
+        return Checkpoint(
+            config=flatten(self.config),
+            languages=tuple(self.task.languages),
+            dictionaries=(source.to_text(), target.to_text()),
+            subwords=(subword_to_dict(self.task.subwords[0]), subword_to_dict(self.task.subwords[1])),
+            weights=weights.named(weights.master),
+            training=training,
+            metrics=metrics,
+        )
+
+    def _restore_weights(self) -> tuple[Checkpoint, Path] | None:
+        """Load the weights to go on from, if there are any; the rest follows when the optimizer exists."""
+        saving = self.config.saving
+        path = next((path for path in (Path(saving.save_dir, saving.restore_file), Path(saving.restore_file))
+                     if path.is_file()), None)
+        if path is None:
+            if saving.restore_file != "checkpoint_last.pt":
+                self.reporter.note(f"no checkpoint {saving.restore_file}: starting afresh")
+            if saving.finetune_from_model:
+                self._load_weights(load_checkpoint(saving.finetune_from_model, self.device), saving.finetune_from_model)
+                self.reporter.note(f"weights taken from {saving.finetune_from_model}")
+            return None
+        checkpoint = load_checkpoint(path, self.device)
+        self._load_weights(checkpoint, path)
+        return checkpoint, path
+
+    def _load_weights(self, checkpoint: Checkpoint, path: str | Path) -> None:
+        for side, theirs, ours in zip(("source", "target"), checkpoint.vocabularies(), self.task.vocabularies, strict=True):
+            if theirs != ours:
+                raise CheckpointError(f"{path} was trained with the {side} dictionary {theirs.digest}, but "
+                                      f"{self.task.folders[0]} has {ours.digest}. Pass the matching data folder, or "
+                                      "preprocess again with that dictionary (--srcdict, --tgtdict).")
+        load_weights_(self.model, checkpoint.weights)
+
+    def _restore_training(self, checkpoint: Checkpoint, path: Path) -> None:
+        saving, training = self.config.saving, checkpoint.training
+        progress = Progress.from_state(training.get("progress", {}))
+        has_optimizer = "optimizer" in training and not saving.reset_optimizer
+        if has_optimizer:
+            kind = flatten(self.config.optimization)["optimizer"]
+            if training["optimizer_kind"] != kind:
+                raise CheckpointError(f"{path} was trained with --optimizer {training['optimizer_kind']}, not {kind}. "
+                                      "Use that one, or add --reset-optimizer.")
+            self._load_optimizer(training["optimizer"])
+            self.updater.scale.load_state_(training["scale"])
+        else:
+            # As in the references: without the optimizer's state, updates count from 0 again.
+            progress.updates = progress.schedule_start = 0
+            if not saving.reset_optimizer:
+                self.reporter.note(f"{path} holds no optimizer state: it starts afresh")
+        if saving.reset_lr_scheduler:
+            progress.schedule_start = progress.updates
+        if saving.reset_dataloader:
+            progress.begin_epoch(1)
+        if saving.reset_meters:
+            progress.forget_scores()
+        self.progress = progress
+        self.reporter.note(f"loaded {path} (epoch {progress.epoch} @ {progress.updates} updates)")
+
+    def _load_optimizer(self, stored: dict[str, Any]) -> None:
+        weights = self.updater.weights
+        state = self.updater.optimizer.state()
+        if stored.keys() != state.keys():
+            raise CheckpointError(f"the checkpoint's optimizer state has {', '.join(sorted(stored))}; expected "
+                                  f"{', '.join(sorted(state))}. Add --reset-optimizer to start it afresh.")
+        loaded = {}
+        for name, value in state.items():
+            if isinstance(stored[name], dict):
+                flat = torch.zeros_like(value)
+                for parameter, view in weights.named(flat).items():
+                    if parameter not in stored[name] or stored[name][parameter].shape != view.shape:
+                        raise CheckpointError(f"the checkpoint's optimizer state does not fit {parameter}. "
+                                              "Add --reset-optimizer to start it afresh.")
+                    view.copy_(stored[name][parameter])
+                loaded[name] = flat
+            else:
+                loaded[name] = stored[name]
+        self.updater.optimizer.load_state_(loaded)
+
+
+def _compute_type(config: TrainConfig, device: torch.device) -> tuple[torch.dtype, list[str]]:
+    precision = config.precision
+    if precision.fp16 and device.type == "cpu":
+        return torch.float32, ["--fp16 has no effect without a GPU: computing in float32"]
+    if precision.bf16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        return torch.float32, ["--bf16 is not supported by this GPU: computing in float32; --fp16 would be faster"]
+    if precision.fp16:
+        return torch.float16, []
+    return torch.bfloat16 if precision.bf16 else torch.float32, []

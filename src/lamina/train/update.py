@@ -1,0 +1,75 @@
+"""One update: forward and backward over a few batches, then one step of the optimizer. Asks the GPU no question."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lamina.config.train import OptimizationConfig, PrecisionConfig
+from lamina.data.batching import Batch
+from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.train.loss import label_smoothed_loss
+from lamina.train.optim import build_optimizer
+from lamina.train.scale import LossScale
+from lamina.train.weights import FlatWeights
+
+# As in the references: keeps the division finite when there is no gradient at all.
+CLIP_EPSILON = 1e-6
+
+
+class UpdateResult(NamedTuple):
+    """What an update did, still on the device: reading it is the caller's choice, and may wait."""
+
+    numbers: Tensor  # (5,): loss sum, nll sum, gradient norm, loss scale, 1 if the step was taken
+    grad_norms: Tensor  # (P,), one a parameter
+    num_tokens: int
+    num_sentences: int
+
+
+class Updater:
+    """Model, weights, loss scale and optimizer, moved together by `update`."""
+
+    def __init__(self, model: EncoderDecoder, optimization: OptimizationConfig, precision: PrecisionConfig,
+                 dtype: torch.dtype = torch.float32) -> None:
+        self.model = model
+        self.optimization = optimization
+        self.weights = FlatWeights(model, dtype)
+        self.optimizer = build_optimizer(optimization.optimizer, self.weights.master)
+        self.scale = LossScale(precision, self.weights.master.device, is_on=dtype == torch.float16,
+                               default_window=2**14 // optimization.update_freq[0])
+
+    def update(self, batches: Sequence[Batch], lr: float, seed: int) -> UpdateResult:
+        """The gradient is that of the summed loss over the number of tokens, however the batches are cut."""
+        # Seeded by the number of the update, so that a resumed run draws the same dropout as one that never stopped.
+        torch.manual_seed(seed)
+        self.model.train()
+        self.weights.zero_grad_()
+        losses = []
+        for batch in batches:
+            sums = label_smoothed_loss(self.model(batch.source, batch.target_in), self.model.output_weight,
+                                       batch.target_out, smoothing=self.optimization.criterion.smoothing,
+                                       pad_id=self.model.pad_id)
+            (sums.loss * self.scale.value).backward()
+            self.weights.collect_grad_()
+            losses.append(torch.stack([sums.loss.detach(), sums.nll]))
+        num_tokens = sum(batch.num_target_tokens for batch in batches)
+        num_sentences = sum(batch.num_sentences for batch in batches)
+        share = 1.0 / (num_sentences if self.optimization.sentence_avg else num_tokens)
+        scale_used = self.scale.value.clone()
+        norms = self.weights.grad_norms() * (share / scale_used)
+        norm = norms.norm()
+        ok = norm.isfinite()
+        self.weights.grad.mul_(self._clip_factor(norm) * share / scale_used)
+        self.optimizer.step_(self.weights.grad, lr, ok)
+        self.weights.publish_()
+        self.scale.update_(ok)
+        numbers = torch.cat([torch.stack(losses).sum(dim=0), torch.stack([norm, scale_used, ok.float()])])
+        return UpdateResult(numbers, norms, num_tokens, num_sentences)
+
+    def _clip_factor(self, norm: Tensor) -> Tensor:
+        if not self.optimization.clip_norm:
+            return torch.ones_like(norm)
+        return (self.optimization.clip_norm / (norm + CLIP_EPSILON)).clamp(max=1.0)

@@ -1,0 +1,64 @@
+"""How good is the model now: loss, perplexity and, if asked, BLEU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+
+from lamina.config.train import ValidationConfig
+from lamina.data.batching import Batch
+from lamina.decode.greedy import translate_greedily
+from lamina.metrics.bleu import corpus_bleu
+from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.tasks.translation import Translation
+from lamina.train.loss import label_smoothed_loss
+
+
+@torch.no_grad()
+def validation_loss(model: EncoderDecoder, batches: Iterable[Batch], smoothing: float) -> dict[str, float]:
+    """Per token, in bits, as the references print it."""
+    model.eval()
+    loss = nll = torch.zeros((), dtype=torch.float64)
+    num_tokens = 0
+    for batch in batches:
+        sums = label_smoothed_loss(model(batch.source, batch.target_in), model.output_weight, batch.target_out,
+                                   smoothing=smoothing, pad_id=model.pad_id)
+        loss, nll = loss.to(sums.loss.device) + sums.loss, nll.to(sums.nll.device) + sums.nll
+        num_tokens += batch.num_target_tokens
+    return bits_per_token(loss.item(), nll.item(), num_tokens)
+
+
+def bits_per_token(loss_sum: float, nll_sum: float, num_tokens: int) -> dict[str, float]:
+    loss, nll = (value / num_tokens / math.log(2) for value in (loss_sum, nll_sum))
+    return {"loss": loss, "nll_loss": nll, "ppl": perplexity(nll)}
+
+
+def perplexity(bits: float) -> float:
+    return 2.0**bits if bits < 1000 else math.inf
+
+
+class Sample:
+    """A translation to look at."""
+
+    def __init__(self, source: str, hypothesis: str, reference: str) -> None:
+        self.source, self.hypothesis, self.reference = source, hypothesis, reference
+
+
+def validation_bleu(model: EncoderDecoder, batches: Iterable[Batch], task: Translation,
+                    config: ValidationConfig) -> tuple[float, Sample]:
+    """BLEU of greedy translations, and one of them."""
+    model.eval()
+    hypotheses, references = [], []
+    sample = None
+    for batch in batches:
+        texts = [task.target_text(ids, config.remove_bpe) for ids in translate_greedily(model, batch.source)]
+        answers = [task.target_text(row, config.remove_bpe) for row in batch.target_out.tolist()]
+        hypotheses += texts
+        references += answers
+        if sample is None:
+            source = task.subwords[0].decode(task.vocabularies[0].decode(batch.source[0].tolist()))
+            sample = Sample(source, texts[0], answers[0])
+    assert sample is not None, "a feed has at least one batch"
+    return corpus_bleu(hypotheses, references, is_tokenized=config.is_tokenized), sample

@@ -1,0 +1,68 @@
+"""All of a model's weights in one tensor, with their gradients and float32 masters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+# Each parameter starts at a multiple of this many elements, so that kernels can use their widest loads on any of them.
+ALIGNMENT = 64
+
+
+class FlatWeights:
+    """Parameters become views of one tensor, so that an update is a few kernels however many layers there are.
+
+    A parameter that took no part in a step keeps its zero gradient and is stepped like the rest: a skipped layer
+    (LayerDrop) needs no special case. In half precision the model computes with `compute`, and `master` keeps float32.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+        parameters = dict(model.named_parameters())
+        self.names = tuple(parameters)
+        self.shapes = tuple(parameter.shape for parameter in parameters.values())
+        self.starts, size = [], 0
+        for parameter in parameters.values():
+            self.starts.append(size)
+            size += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
+        device = next(iter(parameters.values())).device
+        self.master = torch.zeros(size, device=device)
+        self.is_half = dtype != torch.float32
+        self.compute = torch.zeros(size, device=device, dtype=dtype) if self.is_half else self.master
+        self.compute_grad = torch.zeros(size, device=device, dtype=dtype)
+        self.grad = torch.zeros(size, device=device) if self.is_half else self.compute_grad
+        with torch.no_grad():
+            for view, parameter in zip(self.views(self.master), parameters.values(), strict=True):
+                view.copy_(parameter)
+        self.publish_()
+        views = zip(parameters.values(), self.views(self.compute), self.views(self.compute_grad), strict=True)
+        for parameter, weight, grad in views:
+            parameter.data = weight
+            parameter.grad = grad
+
+    def views(self, flat: Tensor) -> Iterator[Tensor]:
+        """The pieces of a flat tensor, each in its parameter's shape."""
+        for start, shape in zip(self.starts, self.shapes, strict=True):
+            yield flat[start : start + shape.numel()].view(shape)
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.names, self.views(flat), strict=True))
+
+    def collect_grad_(self) -> None:
+        """Add a batch's gradients to the update's, in float32: half precision would lose the small ones of many."""
+        if self.is_half:
+            self.grad.add_(self.compute_grad)
+            self.compute_grad.zero_()
+
+    def zero_grad_(self) -> None:
+        self.grad.zero_()
+
+    def grad_norms(self) -> Tensor:
+        """One norm a parameter, in one multi-tensor kernel; they also tell which gradient was not finite. (P,)"""
+        return torch.stack(torch._foreach_norm(list(self.views(self.grad))))
+
+    def publish_(self) -> None:
+        """Let the model compute with the masters' new values."""
+        if self.is_half:
+            self.compute.copy_(self.master)
