@@ -80,7 +80,7 @@ def _main(words: list[str]) -> int:
     command = COMMANDS[name]
     config_class: type = load(command.config)  # type: ignore[assignment]
     given, notices = parse(f"lamina {name}", config_class, command.help.capitalize() + ".", words[1:])
-    config = resolve(config_class, given)
+    config: object = resolve(config_class, given)
     for notice in notices:
         notify(notice)
     load(command.run)(config)  # type: ignore[operator]

@@ -50,6 +50,8 @@ def _bar(label: str, total: int | None) -> Iterator[Advance]:
 def _lines(label: str, total: int | None) -> Iterator[Advance]:
     done, start = 0, time.monotonic()
     last = start
+    if total is None:
+        notice(f"{label} ...")
 
     def advance(amount: int) -> None:
         nonlocal done, last

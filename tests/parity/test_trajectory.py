@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-from golden_files import read_json, read_model, read_tensors
 
+from golden_files import read_json, read_model, read_tensors
 from lamina.config.optim import Adam, InverseSqrt
 from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
 from lamina.data.batching import Batch

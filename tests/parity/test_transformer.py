@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from golden_files import read_json, read_model, read_tensors
 
+from golden_files import read_json, read_model, read_tensors
 from lamina.interop.fairseq import places
 from lamina.train.loss import label_smoothed_loss
 

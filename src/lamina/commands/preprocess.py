@@ -21,16 +21,16 @@ def run(config: PreprocessConfig) -> None:
 
 
 def summary(report: FolderReport) -> list[str]:
-    lines = [f"| [{language or 'text'}] dictionary: {len(vocabulary)} symbols ({subword_kind(report.subwords[language])})"
-             for language, vocabulary in report.vocabularies.items()]
-    return lines + [_side(side) for side in report.sides]
+    dictionaries = [f"| [{language or 'text'}] dictionary: {len(vocabulary)} symbols; segmentation: "
+                    + subword_kind(report.subwords[language]) for language, vocabulary in report.vocabularies.items()]
+    return dictionaries + [_side(side) for side in report.sides]
 
 
 def _side(side: SideReport) -> str:
     counts = side.counts
     empty = f", {counts.num_empty} empty" if counts.num_empty else ""
-    return (f"| [{side.language or 'text'}] {side.split}: {counts.num_sentences} sentences, {counts.num_tokens} tokens, "
-            f"{100 * unknown_share(side):.2f} % unknown{empty}")
+    return (f"| [{side.language or 'text'}] {side.split}: {counts.num_sentences} sentences, "
+            f"{counts.num_tokens} tokens, {100 * unknown_share(side):.2f} % unknown{empty}")
 
 
 def unknown_share(side: SideReport) -> float:
@@ -42,10 +42,11 @@ def warnings(report: FolderReport, config: PreprocessConfig) -> list[str]:
     for side in report.sides:
         name = f"[{side.language or 'text'}] {side.split}"
         if unknown_share(side) > UNKNOWN_SHARE_TO_WARN:
-            lines.append(f"{name}: {100 * unknown_share(side):.1f} % of the tokens became <unk>. {_advice(side, config)}")
+            lines.append(f"{name}: {100 * unknown_share(side):.1f} % of the tokens became <unk>. "
+                         + _advice(side, config))
         if side.counts.num_reserved:
-            lines.append(f"{name}: {side.counts.num_reserved} tokens are spelled <s>, <pad> or </s>, and the model will "
-                         "take them for these symbols. Remove or escape them.")
+            lines.append(f"{name}: {side.counts.num_reserved} tokens are spelled <s>, <pad> or </s>, and the model "
+                         "will take them for these symbols. Remove or escape them.")
     return lines
 
 
@@ -56,6 +57,6 @@ def _advice(side: SideReport, config: PreprocessConfig) -> str:
     if chosen.bpe_codes or chosen.sentencepiece_model:
         return "The subword model and the dictionary may belong to different texts."
     if side.split == "train":
-        return "Learn subwords with --subword sentencepiece, or keep more words (--thresholdsrc, --nwordssrc and the like)."
+        return "Learn subwords with --subword sentencepiece, or keep more words (--thresholdsrc, --nwordssrc, ...)."
     return ("Learn subwords with --subword sentencepiece; if the training text has BPE already, apply the same codes "
             "to this file.")

@@ -46,7 +46,7 @@ class BatchConfig:
         for name in ("max_tokens", "max_sentences", "max_tokens_valid", "max_sentences_valid", "multiple"):
             value = getattr(self, name)
             check(value is None or value >= 1,
-                  lambda name=name, value=value: f"{name} is {value}; a limit on batches must be at least 1.")
+                  f"{name} is {value}; a limit on batches must be at least 1.")
         check(self.num_workers >= 0, f"--num-workers is {self.num_workers}; it must be 0 or more.")
 
     @property

@@ -14,8 +14,10 @@ DEFAULT_CHARACTER_COVERAGE = 0.9995  # sentencepiece's own
 class TextConfig:
     """Text files: PREFIX.LANG, one sentence a line, line N of one side belonging to line N of the other."""
 
-    source_lang: str | None = flag(None, "source language, the ending of the source files", aliases=("-s",), metavar="LANG")
-    target_lang: str | None = flag(None, "target language, the ending of the target files", aliases=("-t",), metavar="LANG")
+    source_lang: str | None = flag(None, "source language, the ending of the source files", aliases=("-s",),
+                                   metavar="LANG")
+    target_lang: str | None = flag(None, "target language, the ending of the target files", aliases=("-t",),
+                                   metavar="LANG")
     train_prefix: str | None = flag(None, "training files, less .LANG", name="trainpref", metavar="PREFIX")
     valid_prefixes: tuple[str, ...] = flag((), "validation files; a second prefix becomes valid1, and so on",
                                            name="validpref", metavar="PREFIX,..", needs="!dict-only")
@@ -29,15 +31,15 @@ class TextConfig:
               "--source-lang and --target-lang are needed: they name the two sides, PREFIX.SOURCE and PREFIX.TARGET. "
               "For text with one side, add --only-source.")
         check(self.only_source or self.source_lang != self.target_lang,
-              lambda: f"--source-lang and --target-lang are both {self.source_lang!r}; the two sides need different names.")
+              f"--source-lang and --target-lang are both {self.source_lang!r}; the two sides need different names.")
         check(not self.only_source or self.target_lang is None or self.source_lang is not None,
               "--only-source with --target-lang needs --source-lang too.")
         check(bool(self.train_prefix or self.valid_prefixes or self.test_prefixes),
               "no text given: pass --trainpref, --validpref or --testpref.")
-        check(self.max_line_length >= 1, lambda: f"--max-line-length is {self.max_line_length}; it must be at least 1.")
+        check(self.max_line_length >= 1, f"--max-line-length is {self.max_line_length}; it must be at least 1.")
         for language in (self.source_lang, self.target_lang):
             check(language is None or (language.strip() != "" and not set(language) & set("/\\")),
-                  lambda language=language: f"{language!r} cannot be a language: it becomes part of file names.")
+                  f"{language!r} cannot be a language: it becomes part of file names.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +69,13 @@ class DictionaryConfig:
                                             ("nwordstgt", self.source_size, self.target_size, -1)):
             partner = name.replace("tgt", "src")
             check(not self.is_joined or target in (unset, source),
-                  lambda name=name, partner=partner: f"--{name} has no effect with --joined-dictionary, whose one "
-                  f"dictionary obeys --{partner}. Leave it out.")
+                  f"--{name} has no effect with --joined-dictionary: that one obeys --{partner}. Leave it out.")
         check(not (self.is_joined and self.target_dict) or (self.source_threshold, self.source_size) == (0, -1),
               "--thresholdsrc and --nwordssrc have no effect on a dictionary that --tgtdict gives. Leave them out.")
-        check(self.padding_factor >= 1, lambda: f"--padding-factor is {self.padding_factor}; it must be at least 1.")
+        check(self.padding_factor >= 1, f"--padding-factor is {self.padding_factor}; it must be at least 1.")
         for name, size in (("nwordssrc", self.source_size), ("nwordstgt", self.target_size)):
-            check(size == -1 or size >= 4, lambda name=name, size=size: f"--{name} is {size}; the special symbols alone "
-                  "are 4. For no limit, give -1.")
+            check(size == -1 or size >= 4,
+                  f"--{name} is {size}; the special symbols alone are 4. For no limit, give -1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ class SegmentationConfig:
     subword: str | None = flag(None, "learn a subword model on the training text and apply it",
                                choices=("none", "sentencepiece", "bpe"), paper="Kudo 2018; Sennrich et al. 2016")
     vocab_size: int = flag(8000, "pieces to learn", needs="subword")
-    character_coverage: float = flag(DEFAULT_CHARACTER_COVERAGE, "share of the characters that sentencepiece must cover",
+    character_coverage: float = flag(DEFAULT_CHARACTER_COVERAGE, "share of the characters that sentencepiece covers",
                                      needs="subword")
     bpe_codes: tuple[str, ...] = flag((), "apply these subword-nmt codes; one file, or source,target", metavar="FILE",
                                       needs="!subword")
@@ -103,12 +104,13 @@ class SegmentationConfig:
             flag_name = f"--{name.replace('_', '-')}"
             check(not (self.subword and getattr(self, name)),
                   f"{flag_name} brings a subword model and --subword learns one: leave one of them out.")
-            check(len(getattr(self, name)) <= 2, f"{flag_name} takes one file, or one for the source and one for the target.")
+            check(len(getattr(self, name)) <= 2,
+                  f"{flag_name} takes one file, or one for the source and one for the target.")
         check(self.subword == "sentencepiece" or self.character_coverage == DEFAULT_CHARACTER_COVERAGE,
               "--character-coverage has no effect without --subword sentencepiece.")
         check(0.0 < self.character_coverage <= 1.0,
-              lambda: f"--character-coverage is {self.character_coverage}; it must lie in (0, 1].")
-        check(self.vocab_size >= 1, lambda: f"--vocab-size is {self.vocab_size}; it must be at least 1.")
+              f"--character-coverage is {self.character_coverage}; it must lie in (0, 1].")
+        check(self.vocab_size >= 1, f"--vocab-size is {self.vocab_size}; it must be at least 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +126,7 @@ class PreprocessConfig:
     dataset_impl: str = flag("mmap", "layout of the files; only the memory-mapped one is left", choices=("mmap",))
 
     def __post_init__(self) -> None:
-        check(self.workers is None or self.workers >= 1, lambda: f"--workers is {self.workers}; it must be at least 1.")
+        check(self.workers is None or self.workers >= 1, f"--workers is {self.workers}; it must be at least 1.")
         text, dictionary, segmentation = self.text, self.dictionary, self.segmentation
         check(text.train_prefix is not None or not self.builds_dictionary,
               "a dictionary has to be counted on training text: pass --trainpref, or give --srcdict"
@@ -135,8 +137,8 @@ class PreprocessConfig:
               "--subword learns on training text: pass --trainpref, or give a model with --bpe-codes or "
               "--sentencepiece-model.")
         check(not segmentation.subword or not (dictionary.source_dict or dictionary.target_dict),
-              "--subword learns new pieces, which a dictionary given by --srcdict or --tgtdict would not know. Give the "
-              "model that belongs to the dictionary with --bpe-codes or --sentencepiece-model instead.")
+              "--subword learns new pieces, which a dictionary given by --srcdict or --tgtdict would not know. Give "
+              "the model that belongs to the dictionary with --bpe-codes or --sentencepiece-model instead.")
         check(segmentation.tokenizer is None or text.source_lang is not None,
               "--tokenizer moses needs to know the language: pass --source-lang.")
         check(not text.only_source or max(len(segmentation.bpe_codes), len(segmentation.sentencepiece_model)) < 2,

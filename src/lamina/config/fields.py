@@ -15,7 +15,7 @@ import ast
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, TypeVar
@@ -117,7 +117,7 @@ def _leaves(cls: type, prefix: str, chosen_by: tuple[tuple[str, str], ...]) -> I
 
 
 @cache
-def _type_hints(cls: type) -> dict[str, Any]:
+def _type_hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
@@ -280,7 +280,7 @@ def with_positive_names(values: Mapping[str, Any], cls: type) -> dict[str, Any]:
             for name, value in values.items()}
 
 
-def check(holds: bool, message: str | Callable[[], str]) -> None:
+def check(holds: bool, message: str) -> None:
     """For __post_init__: one line instead of an if and a raise."""
     if not holds:
-        raise ConfigError(message if isinstance(message, str) else message())
+        raise ConfigError(message)

@@ -28,9 +28,9 @@ class StackConfig:
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "model_dim", "ffn_dim", "num_heads"):
-            check(getattr(self, name) >= 1, lambda name=name: f"{name} is {getattr(self, name)}; it must be at least 1.")
+            check(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1.")
         check(self.model_dim % self.num_heads == 0,
-              lambda: f"a width of {self.model_dim} cannot be split over {self.num_heads} attention heads; choose "
+              f"a width of {self.model_dim} cannot be split over {self.num_heads} attention heads; choose "
                       "--encoder-attention-heads and --decoder-attention-heads that divide the embed-dim.")
 
 
@@ -53,7 +53,7 @@ class EmbeddingConfig:
     def __post_init__(self) -> None:
         for name in ("max_source_positions", "max_target_positions"):
             check(getattr(self, name) >= 1,
-                  lambda name=name: f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1.")
+                  f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class DropoutConfig:
     def __post_init__(self) -> None:
         for name, value in (("dropout", self.dropout_p), ("attention-dropout", self.attention_p),
                             ("activation-dropout", self.activation_p)):
-            check(0.0 <= value < 1.0, lambda name=name, value=value: f"--{name} is {value}; it must lie in [0, 1).")
+            check(0.0 <= value < 1.0, f"--{name} is {value}; it must lie in [0, 1).")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check(not self.embedding.share_all or self.encoder.model_dim == self.decoder.model_dim,
-              lambda: f"--share-all-embeddings needs one width, but --encoder-embed-dim is {self.encoder.model_dim} and "
+              f"--share-all-embeddings needs one width, but --encoder-embed-dim is {self.encoder.model_dim} and "
                       f"--decoder-embed-dim is {self.decoder.model_dim}. Make them equal, or leave out the sharing.")
         check(not self.embedding.share_all or self.decoder.embed_path in (None, self.encoder.embed_path),
               "--share-all-embeddings has one matrix: give --encoder-embed-path alone, without --decoder-embed-path.")

@@ -101,30 +101,28 @@ def parse(prog: str, cls: type, description: str, argv: Sequence[str]) -> tuple[
     """The flags that were given, by flat name, and the notices that retired ones deserve."""
     command = prog.split()[-1]
     parser = make_parser(prog, cls, description)
-    retired = retired_for(command)
     known = {option for action in parser._actions for option in action.option_strings}
-    for option in retired:
-        names = [name for name in (f"--{option.name}", *option.aliases) if name not in known]
-        if names:
-            arity: dict[str, Any] = {"flag": {"nargs": 0}, "value": {}}.get(option.takes, {"nargs": "*"})
-            parser.add_argument(*names, dest=f"retired {option.name}", help=argparse.SUPPRESS,
-                                action=_Retired if option.takes == "flag" else "store", **arity)
+    retired = {option.name: option for option in retired_for(command)}
+    for option in retired.values():
+        arity: dict[str, Any] = {} if option.takes_value else {"action": "store_true"}
+        parser.add_argument(f"--{option.name}", dest=f"retired {option.name}", help=argparse.SUPPRESS, **arity)
     namespace, rest = parser.parse_known_args([_with_dashes(word) for word in argv])
     if rest:
-        names = [name.lstrip("-") for name in known]
-        if rest[0].startswith("-"):
-            raise ConfigError(f"unknown option {rest[0].split('=')[0]}.{suggestion(rest[0].split('=')[0], names)} "
-                              f"`{prog} --help` lists them all.")
+        name = rest[0].split("=")[0]
+        if name.startswith("-"):
+            hint = suggestion(name, [known_name.lstrip("-") for known_name in known])
+            raise ConfigError(f"unknown option {name}.{hint} `{prog} --help` lists them all.")
         raise ConfigError(f"unexpected argument {rest[0]!r}: {prog} takes no further words. See `{prog} --help`.")
-    given = vars(namespace)
-    notices = [f"--{option.name} has no effect: {option.reason}" for option in retired
-               if f"retired {option.name}" in given]
-    return {name: value for name, value in given.items() if not name.startswith("retired ")}, notices
-
-
-class _Retired(argparse.Action):
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        setattr(namespace, self.dest, True)
+    given, notices = {}, []
+    for name, value in vars(namespace).items():
+        option = retired.get(name.removeprefix("retired "))
+        if option is None:
+            given[name] = value
+        elif option.is_refused:
+            raise ConfigError(f"--{option.name} is not supported: {option.reason}. Leave it out.")
+        else:
+            notices.append(f"--{option.name} has no effect: {option.reason}")
+    return given, notices
 
 
 def _with_dashes(word: str) -> str:
@@ -163,8 +161,9 @@ def resolve(cls: type[T], given: dict[str, Any]) -> T:
     recipe = read_recipe(given["config"], cls) if given.get("config") else {}
     explicit = recipe | given
     base: dict[str, Any] = {}
-    if explicit.get("arch") is not None:
-        arch = explicit["arch"]
+    default = next((leaf.default for leaf in unique_leaves(cls) if leaf.name == "arch"), None)
+    if default is not None:
+        arch = explicit.get("arch", default)
         if arch not in PRESETS:
             hint = suggestion(arch, PRESETS).replace("--", "")
             raise ConfigError(f"--arch is {arch!r}.{hint} Known: {', '.join(PRESETS)}.")

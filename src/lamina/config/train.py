@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lamina.config.batches import BatchConfig, DataConfig
 from lamina.config.fields import check, flag, part, variant
 from lamina.config.model import ModelConfig
-from lamina.config.optim import OPTIMIZERS, SCHEDULES, Adam, InverseSqrt
+from lamina.config.optim import OPTIMIZERS, SCHEDULES, Optimizer, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +42,12 @@ class OptimizationConfig:
 
     criterion: CrossEntropy | LabelSmoothedCrossEntropy = variant("criterion", "training loss", CRITERIA,
                                                                   default="cross_entropy")
-    optimizer: Adam = variant("optimizer", "update rule", OPTIMIZERS, default="adam")
-    schedule: InverseSqrt = variant("lr-scheduler", "how the learning rate moves", SCHEDULES, default="inverse_sqrt")
+    optimizer: Optimizer = variant("optimizer", "update rule", OPTIMIZERS, default="adam")
+    schedule: Schedule = variant("lr-scheduler", "how the learning rate moves", SCHEDULES, default="inverse_sqrt")
     lr: tuple[float, ...] = flag((0.0005,), "learning rate; with --lr-scheduler fixed, one an epoch, the last one goes on",
                                  aliases=("learning-rate",), metavar="X[,X..]")
-    min_lr: float = flag(-1.0, "floor of the linear, poly and cosine schedules; under inverse_sqrt and fixed, training "
-                               "stops once the rate has fallen to it")
+    min_lr: float = flag(-1.0, "floor of the linear and poly schedules; under the others, training stops once the rate has "
+                               "fallen to it")
     stop_min_lr: float = flag(-1.0, "stop once the rate has fallen to this, whatever the schedule")
     max_epoch: int = flag(0, "stop after this epoch; 0: no limit", aliases=("me",))
     max_update: int = flag(0, "stop after this many updates; 0: no limit", aliases=("mu",))
@@ -62,7 +62,7 @@ class OptimizationConfig:
               f"--update-freq is {self.update_freq}; it must be at least 1.")
         check(self.clip_norm >= 0, f"--clip-norm is {self.clip_norm}; it must be 0 (never clip) or above.")
         for name in ("max_epoch", "max_update"):
-            check(getattr(self, name) >= 0, lambda name=name: f"--{name.replace('_', '-')} must be 0 (no limit) or above.")
+            check(getattr(self, name) >= 0, f"--{name.replace('_', '-')} must be 0 (no limit) or above.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class PrecisionConfig:
     def __post_init__(self) -> None:
         check(not (self.fp16 and self.bf16), "--fp16 and --bf16 exclude each other; on recent GPUs take --bf16.")
         for name in ("fp16_init_scale", "min_loss_scale"):
-            check(getattr(self, name) > 0, lambda name=name: f"--{name.replace('_', '-')} must be above 0.")
+            check(getattr(self, name) > 0, f"--{name.replace('_', '-')} must be above 0.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ class SavingConfig:
         for name in ("keep_interval_updates", "keep_last_epochs"):
             value = getattr(self, name)
             check(value == -1 or value >= 1,
-                  lambda name=name, value=value: f"--{name.replace('_', '-')} is {value}; it must be at least 1, or -1.")
+                  f"--{name.replace('_', '-')} is {value}; it must be at least 1, or -1.")
 
 
 LOG_FORMATS = ("rich", "tqdm", "simple", "json", "none")

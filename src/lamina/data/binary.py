@@ -52,7 +52,7 @@ class BinaryWriter:
     def write_block(self, ids: np.ndarray, sizes: np.ndarray) -> None:
         """Many sentences at once: their ids in one array, and how many belong to each."""
         assert int(sizes.sum()) == len(ids), "sizes and ids disagree"
-        self._data.write(memoryview(np.ascontiguousarray(ids, dtype=self.dtype)).cast("B"))
+        self._data.write(np.ascontiguousarray(ids, dtype=self.dtype).data.cast("B"))
         self._sizes.append(np.asarray(sizes, dtype="<i4"))
 
     def finish(self) -> None:
@@ -80,7 +80,8 @@ class BinaryWriter:
     def __enter__(self) -> BinaryWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
         try:
             if kind is None:
                 self.finish()

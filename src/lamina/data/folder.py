@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,8 @@ def split_name(split: str, source: str | None, target: str | None, language: str
 
 def check_finished(folder: Path) -> None:
     if (folder / UNFINISHED_NAME).exists():
-        raise DataError(f"{folder} was being made anew when `lamina preprocess` was stopped, and mixes old and new files. "
-                        "Run `lamina preprocess` again.")
+        raise DataError(f"{folder} was being made anew when `lamina preprocess` was stopped, and mixes old and new "
+                        "files. Run `lamina preprocess` again.")
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any] | None:
@@ -114,8 +114,8 @@ def _remove_empty(folder: Path, topmost: Path) -> None:
             return
 
 
-def move_into_place(staged: Path, folder: Path) -> None:
-    """Every file of `staged` into `folder`, the manifest last.
+def move_into_place(staged: Path, folder: Path, obsolete: Iterable[str] = ()) -> None:
+    """Every file of `staged` into `folder`, the manifest last; of the `obsolete` ones, those without a successor go.
 
     A move within one file system cannot fail half-way; being killed between two of them can happen, hence the mark.
     """
@@ -125,4 +125,6 @@ def move_into_place(staged: Path, folder: Path) -> None:
     unfinished.write_text("`lamina preprocess` was stopped while it replaced these files: run it again.\n")
     for name in names:
         os.replace(staged / name, folder / name)
+    for name in set(obsolete) - set(names):
+        (folder / name).unlink()
     unfinished.unlink()

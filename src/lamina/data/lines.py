@@ -13,8 +13,7 @@ from pathlib import Path
 
 from lamina.errors import DataError
 
-BLOCK_BYTES = 1 << 20
-RANGE_BYTES = 16 << 20
+BLOCK_BYTES = 256 << 10  # small enough that the pieces of a block stay in the processor's cache
 MAX_BYTES_PER_CHARACTER = 4  # in UTF-8
 
 
@@ -69,7 +68,7 @@ def count_lines(path: str) -> int:
     return count + (last != b"\n" and last != b"")
 
 
-def split_ranges(path: str, size: int, max_line_length: int, range_bytes: int = RANGE_BYTES) -> list[TextRange]:
+def split_ranges(path: str, size: int, max_line_length: int, range_bytes: int) -> list[TextRange]:
     """The file in pieces of about `range_bytes`, cut after line ends."""
     ranges, start = [], 0
     with open(path, "rb") as file:
@@ -87,7 +86,7 @@ def split_ranges(path: str, size: int, max_line_length: int, range_bytes: int = 
 
 
 def read_line_blocks(text: TextRange, max_line_length: int) -> Iterator[list[str]]:
-    """The lines of a range, about a megabyte at a time, without their line ends."""
+    """The lines of a range, a block at a time, without their line ends."""
     with open(text.path, "rb") as file:
         file.seek(text.start)
         position, rest = text.start, b""
@@ -112,8 +111,9 @@ def _decode(path: str, position: int, data: bytes, max_line_length: int) -> list
         lines = data.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         place = position + error.start
-        raise DataError(f"{path}, line {_line_number(path, place)}: byte {place} of the file (0x{data[error.start]:02x}) "
-                        "is not valid UTF-8. Convert the file to UTF-8, for example with iconv.") from None
+        raise DataError(f"{path}, line {_line_number(path, place)}: byte {place} of the file "
+                        f"(0x{data[error.start]:02x}) is not valid UTF-8. Convert the file to UTF-8, for example with "
+                        "iconv.") from None
     if lines[-1] == "":
         lines.pop()
     lengths = list(map(len, lines))
@@ -140,5 +140,5 @@ def _line_number(path: str, position: int) -> int:
 
 
 def _too_long(path: str, position: int, max_line_length: int) -> DataError:
-    return DataError(f"{path}, line {_line_number(path, position)} has more than {max_line_length} characters. Cut it into "
-                     "sentences, or raise --max-line-length if it is meant.")
+    return DataError(f"{path}, line {_line_number(path, position)} has more than {max_line_length} characters. "
+                     "Cut it into sentences, or raise --max-line-length if it is meant.")

@@ -1,4 +1,4 @@
-"""From text files to a data folder: survey, segment and count, dictionaries, encode, and all of it into place at once."""
+"""From text files to a data folder: survey, segment and count, dictionaries, encode, move into place."""
 
 from __future__ import annotations
 
@@ -31,15 +31,18 @@ from lamina.data.folder import (
     staging,
     write_manifest,
 )
-from lamina.data.lines import RANGE_BYTES, TextFile, TextRange, count_lines, file_size, split_ranges
+from lamina.data.lines import TextFile, count_lines, file_size, split_ranges
 from lamina.data.segmentation import make_subwords, subword_kind
 from lamina.data.workers import Progress, Workers, available_cores, no_progress
 from lamina.errors import DataError
-from lamina.text.subword import Subword, load_subwords, save_subwords, subword_to_dict
+from lamina.text.subword import Subword, load_subwords, model_files, save_subwords, subword_to_dict
 from lamina.text.vocabulary import Vocabulary
 
 # Below this a pool takes longer to start than the work does.
 MIN_BYTES_FOR_POOL = 4 << 20
+RANGES_PER_WORKER = 4
+MIN_RANGE_BYTES = 1 << 20
+MAX_RANGE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -64,16 +67,17 @@ def make_data_folder(config: PreprocessConfig, progress: Progress = no_progress)
     files = find_files(config)
     num_bytes = sum(file.size for file in files)
     wanted = config.workers or available_cores()
-    with _disk_errors(folder), Workers(wanted if num_bytes >= MIN_BYTES_FOR_POOL else 1) as workers:
-        num_lines = check_alignment(files, workers)
-        given = _given_dictionaries(config)
-        with staging(folder) as staged:
-            subwords = make_subwords(config, files, num_lines, progress)
-            stems = _count(config, files, subwords, staged, workers, progress)
-            vocabularies = _all_dictionaries(config, files, stems, given)
-            sides = [] if config.dictionary.dict_only else _encode(config, files, stems, vocabularies, staged, workers)
-            _write_companions(config, folder, staged, vocabularies, subwords, sides)
-            move_into_place(staged, folder)
+    num_lines = check_alignment(files)
+    given = _given_dictionaries(config)
+    # The workers end before the staging folder goes: a straggler would write into it while it is being removed.
+    with (_disk_errors(folder), staging(folder) as staged,
+          Workers(wanted if num_bytes >= MIN_BYTES_FOR_POOL else 1) as workers):
+        subwords = make_subwords(config, files, num_lines, progress)
+        stems = _count(config, files, subwords, staged, workers, progress)
+        vocabularies = _all_dictionaries(config, files, stems, given)
+        sides = [] if config.dictionary.dict_only else _encode(config, files, stems, vocabularies, staged, workers)
+        _write_companions(config, folder, staged, vocabularies, subwords, sides)
+        move_into_place(staged, folder, obsolete=model_files(folder))
     return FolderReport(vocabularies, subwords, sides)
 
 
@@ -88,17 +92,16 @@ def find_files(config: PreprocessConfig) -> list[TextFile]:
     return [TextFile(split, language, path, file_size(path)) for split, language, path in paths]
 
 
-def check_alignment(files: list[TextFile], workers: Workers) -> dict[str, int]:
+def check_alignment(files: list[TextFile]) -> dict[TextFile, int]:
     """The number of lines of every file; both sides of a split must have the same."""
-    num_lines = {files[number].path: count for number, count in
-                 workers.results(count_lines, [file.path for file in files])}
+    num_lines = {file: count_lines(file.path) for file in files}
     for split in dict.fromkeys(file.split for file in files):
-        sides = sorted((file for file in files if file.split == split), key=lambda file: num_lines[file.path])
+        sides = sorted((file for file in files if file.split == split), key=num_lines.__getitem__)
         shorter, longer = sides[0], sides[-1]
-        if num_lines[shorter.path] != num_lines[longer.path]:
+        if num_lines[shorter] != num_lines[longer]:
             raise DataError(
-                f"the two sides of {split} do not match: {shorter.path} ends after line {num_lines[shorter.path]}, "
-                f"{longer.path} has {num_lines[longer.path]} lines. Line N of one must translate line N of the other.")
+                f"the two sides of {split} do not match: {shorter.path} ends after line {num_lines[shorter]}, "
+                f"{longer.path} has {num_lines[longer]} lines. Line N of one must translate line N of the other.")
     return num_lines
 
 
@@ -113,25 +116,32 @@ def _given_dictionaries(config: PreprocessConfig) -> dict[str | None, Vocabulary
 
 
 def _count(config: PreprocessConfig, files: list[TextFile], subwords: dict[str | None, Subword], staged: Path,
-           workers: Workers, progress: Progress) -> dict[str, tuple[str, ...]]:
-    """Segment and number every file; where the results of its ranges lie, by path."""
+           workers: Workers, progress: Progress) -> dict[TextFile, tuple[str, ...]]:
+    """Segment and number every file; where the results of its ranges lie."""
     parts = staged / "parts"
     parts.mkdir()
-    limit = config.text.max_line_length
-    ranges: list[tuple[TextRange, Subword]] = [
-        (text, subwords[file.language]) for file in files for text in split_ranges(file.path, file.size, limit, RANGE_BYTES)]
-    tasks = [CountTask(text, subword, limit, str(parts / str(number))) for number, (text, subword) in enumerate(ranges)]
-    with progress("read the text", sum(file.size for file in files)) as advance:
+    limit, num_bytes = config.text.max_line_length, sum(file.size for file in files)
+    # Several for each worker, so that they finish together; at most a fixed size, which bounds their memory.
+    range_bytes = max(min(num_bytes // (RANGES_PER_WORKER * workers.count), MAX_RANGE_BYTES), MIN_RANGE_BYTES)
+    tasks: list[CountTask] = []
+    stems: dict[TextFile, tuple[str, ...]] = {}
+    for file in files:
+        ranges = split_ranges(file.path, file.size, limit, range_bytes)
+        own = [CountTask(text, subwords[file.language], limit, str(parts / str(number)))
+               for number, text in enumerate(ranges, start=len(tasks))]
+        tasks += own
+        stems[file] = tuple(task.stem for task in own)
+    with progress("read the text", num_bytes) as advance:
         for number, _ in workers.results(count_range, tasks):
             advance(tasks[number].text.end - tasks[number].text.start)
-    return {file.path: tuple(task.stem for task in tasks if task.text.path == file.path) for file in files}
+    return stems
 
 
-def _all_dictionaries(config: PreprocessConfig, files: list[TextFile], stems: dict[str, tuple[str, ...]],
+def _all_dictionaries(config: PreprocessConfig, files: list[TextFile], stems: dict[TextFile, tuple[str, ...]],
                       given: dict[str | None, Vocabulary]) -> dict[str | None, Vocabulary]:
     """Those that were given, the others counted on the training text."""
     wanted, languages = config.dictionary, config.languages
-    train = {file.language: stems[file.path] for file in files if file.split == "train"}
+    train = {file.language: stems[file] for file in files if file.split == "train"}
     limits = dict(zip(languages, ((wanted.source_threshold, wanted.source_size),
                                   (wanted.target_threshold, wanted.target_size)), strict=False))
     found = dict(given)
@@ -148,12 +158,12 @@ def _all_dictionaries(config: PreprocessConfig, files: list[TextFile], stems: di
     return {language: found[language] for language in languages}
 
 
-def _encode(config: PreprocessConfig, files: list[TextFile], stems: dict[str, tuple[str, ...]],
+def _encode(config: PreprocessConfig, files: list[TextFile], stems: dict[TextFile, tuple[str, ...]],
             vocabularies: dict[str | None, Vocabulary], staged: Path, workers: Workers) -> list[SideReport]:
     text, languages = config.text, config.languages
     by_language = [[file for file in files if file.language == language] for language in languages]
     tasks = [SideTask(vocabularies[language], tuple(
-        SplitTask(stems[file.path], str(staged / split_name(file.split, text.source_lang, text.target_lang, language)))
+        SplitTask(stems[file], str(staged / split_name(file.split, text.source_lang, text.target_lang, language)))
         for file in own)) for language, own in zip(languages, by_language, strict=True)]
     reports = [SideReport(file.split, file.language, counts) for number, counted in workers.results(write_side, tasks)
                for file, counts in zip(by_language[number], counted, strict=True)]
@@ -177,7 +187,8 @@ def _write_companions(config: PreprocessConfig, folder: Path, staged: Path, voca
     save_subwords(staged, kept | named)
     hashes = {name: digest for side in sides for name, digest in side.counts.hashes.items()}
     hashes |= {path.name: file_hash(path) for path in staged.iterdir() if path.is_file() and path.name not in hashes}
-    files = {name: {"bytes": (staged / name).stat().st_size, "sha256": digest} for name, digest in sorted(hashes.items())}
+    files = {name: {"bytes": (staged / name).stat().st_size, "sha256": digest}
+             for name, digest in sorted(hashes.items())}
     write_manifest(staged, {
         "lamina": __version__,
         "vocabularies": earlier.get("vocabularies", {}) | {
@@ -191,9 +202,10 @@ def _write_companions(config: PreprocessConfig, folder: Path, staged: Path, voca
 
 
 def _still_there(manifest: dict[str, Any] | None, folder: Path) -> dict[str, Any]:
-    """What an earlier manifest says of files that the folder still has."""
-    manifest = manifest or {}
-    files = {name: facts for name, facts in manifest.get("files", {}).items() if (folder / name).exists()}
+    """What an earlier manifest says of files that the folder still has; subword models are always written anew."""
+    manifest, models = manifest or {}, model_files(folder)
+    files = {name: facts for name, facts in manifest.get("files", {}).items()
+             if (folder / name).exists() and name not in models}
     splits = {name: facts for name, facts in manifest.get("splits", {}).items() if f"{name}.idx" in files}
     vocabularies = {name: facts for name, facts in manifest.get("vocabularies", {}).items() if facts["file"] in files}
     return {"files": files, "splits": splits, "vocabularies": vocabularies}
@@ -212,21 +224,21 @@ def _check_other_splits(folder: Path, staged: Path, subwords: dict[str, Subword]
     except DataError:
         earlier = {}
     for language, subword in subwords.items():
-        pattern = f"*.{language}.idx" if language else "*.idx"
-        others = sorted(path.stem for path in folder.glob(pattern) if not (staged / path.name).exists())
+        present = [path for path in folder.glob("*.idx") if path.stem.partition(".")[2].rpartition(".")[2] == language]
+        others = sorted(path.stem for path in present if not (staged / path.name).exists())
         if not others:
             continue
         name = dictionary_name(language)
         if (folder / UNFINISHED_NAME).exists():
-            raise DataError(f"{folder} is left over from a run that was stopped while it replaced files, {others[0]} among "
-                            "them. Run that command again, or remove the folder.")
+            raise DataError(f"{folder} is left over from a run that was stopped while it replaced files, {others[0]} "
+                            "among them. Run that command again, or remove the folder.")
         old = folder / name
         has_new_ids = not old.exists() or old.read_bytes() != (staged / name).read_bytes()
         if has_new_ids or (language in earlier and subword_to_dict(earlier[language]) != subword_to_dict(subword)):
             what = f"another {name}" if has_new_ids else "another subword model"
             raise DataError(
-                f"{folder} also holds {others[0]}, made with {what}, which would no longer fit. Choose another --destdir or "
-                f"remove the folder; to add to it, give its own --srcdict and --tgtdict (and subword model).")
+                f"{folder} also holds {others[0]}, made with {what}, which would no longer fit. Choose another "
+                "--destdir or remove the folder; to add to it, give its own --srcdict, --tgtdict and subword model.")
 
 
 @contextmanager
@@ -238,4 +250,5 @@ def _disk_errors(folder: Path) -> Iterator[None]:
             raise DataError(f"the disk that holds {folder} is full. Free some space or choose another --destdir; "
                             "what was written so far is removed.") from None
         where = error.filename or folder
-        raise DataError(f"{where}: {error.strerror or error}. Choose another --destdir, or check its permissions.") from None
+        raise DataError(f"{where}: {error.strerror or error}. Choose another --destdir, or check its "
+                        "permissions.") from None

@@ -17,20 +17,22 @@ from lamina.text.tokenizer import Moses
 MAX_LEARNING_LINES = 2_000_000
 
 
-def make_subwords(config: PreprocessConfig, files: list[TextFile], num_lines: dict[str, int],
+def make_subwords(config: PreprocessConfig, files: list[TextFile], num_lines: dict[TextFile, int],
                   progress: Progress) -> dict[str | None, Subword]:
     chosen, languages = config.segmentation, config.languages
-    tokenizes = {language: Moses(Whitespace(), language) for language in languages if language and chosen.tokenizer}
-    for tokenizer in tokenizes.values():
+    tokenizers: dict[str | None, Moses] = {
+        language: Moses(Whitespace(), language) for language in languages if language and chosen.tokenizer}
+    for tokenizer in tokenizers.values():
         tokenizer.tokenize("")  # complains now if sacremoses is not there
     inner: dict[str | None, Subword] = {}
     if chosen.subword:
         groups = [languages] if config.dictionary.is_joined else [(language,) for language in languages]
         for group in groups:
             train = [file for file in files if file.split == "train" and file.language in group]
-            every = 1 + sum(num_lines[file.path] for file in train) // MAX_LEARNING_LINES
+            every = 1 + sum(num_lines[file] for file in train) // MAX_LEARNING_LINES
             lines = chain.from_iterable(
-                _learning_lines(file, config.text.max_line_length, every, tokenizes.get(file.language)) for file in train)
+                _learning_lines(file, config.text.max_line_length, every, tokenizers.get(file.language))
+                for file in train)
             label = f"learn {chosen.subword} ({', '.join(filter(None, group)) or 'text'})"
             with progress(label, None):
                 learned = learn_subword(chosen.subword, lines, chosen.vocab_size,
@@ -41,7 +43,7 @@ def make_subwords(config: PreprocessConfig, files: list[TextFile], num_lines: di
         kind = Bpe if chosen.bpe_codes else SentencePiece
         for number, language in enumerate(languages):
             inner[language] = _load_subword(kind, paths[min(number, len(paths) - 1)]) if paths else Whitespace()
-    return {language: Moses(inner[language], language) if language in tokenizes and language else inner[language]
+    return {language: Moses(inner[language], language) if language and language in tokenizers else inner[language]
             for language in languages}
 
 

@@ -22,6 +22,7 @@ R = TypeVar("R")
 # How a library function shows its progress: `with progress(label, total) as advance: advance(amount)`.
 Progress = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
 
+START_METHOD: str | None = None  # the platform's own: fork on Linux, spawn elsewhere
 _stop: Any = None  # in a worker: the event by which the parent calls off the work
 
 
@@ -30,14 +31,14 @@ def no_progress(label: str, total: int | None = None) -> Iterator[Callable[[int]
     yield lambda amount: None
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """Raised inside a worker whose result nobody wants any more."""
 
 
 def check_stop() -> None:
     """Called now and then by long tasks, so that an interrupted command ends at once and not after the task."""
     if _stop is not None and _stop.is_set():
-        raise Stopped
+        raise StoppedError
 
 
 def available_cores() -> int:
@@ -48,10 +49,15 @@ class Workers:
     """`results` runs a function over tasks in `count` processes, or right here when there is one."""
 
     def __init__(self, count: int) -> None:
+        self.count = count
         self._pool: ProcessPoolExecutor | None = None
         if count > 1:
-            self._event = multiprocessing.Event()
-            self._pool = ProcessPoolExecutor(count, initializer=_begin, initargs=(self._event,))
+            context = multiprocessing.get_context(START_METHOD)
+            self._event = context.Event()
+            self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(self._event,))
+            # Started now: to fork later, from beside a progress bar's thread, could hang.
+            for future in [self._pool.submit(check_stop) for _ in range(count)]:
+                future.result()
 
     def results(self, function: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[int, R]]:
         """(number of the task, its result), in the order in which they are ready."""
@@ -72,7 +78,8 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
         if self._pool is not None:
             if kind is not None:
                 self._event.set()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 from functools import cache
 from random import Random
+from typing import Literal
 
 from lamina.demo import lexicon
 from lamina.demo.wordlists import (
@@ -72,7 +73,7 @@ def on_day(pattern: str, years: Sequence[int]) -> Draw:
     return lambda rng: lexicon.dated(draw_day(rng, years), pattern)
 
 
-def some_of(parts: Sequence[Pair], counts: Sequence[int], style: str = "standard") -> Draw:
+def some_of(parts: Sequence[Pair], counts: Sequence[int], style: Literal["standard", "or"] = "standard") -> Draw:
     """A list of different parts."""
     return lambda rng: lexicon.joined(rng.sample(parts, rng.choice(counts)), style)
 
@@ -154,9 +155,8 @@ def lasting(*choices: dict[str, range]) -> Draw:
 
 
 def relative(is_past: bool) -> Draw:
-    return lambda rng: lexicon.relative(
-        draw_number(rng, 1, 60), rng.choice(("day", "week", "month", "year")), is_past=is_past
-    )
+    fields: tuple[lexicon.Field, ...] = ("day", "week", "month", "year")
+    return lambda rng: lexicon.relative(draw_number(rng, 1, 60), rng.choice(fields), is_past=is_past)
 
 
 def price(rng: Random) -> Pair:
@@ -242,7 +242,6 @@ def build_slots() -> dict[str, Draw]:
         "month": one_of(months),
         "months": in_order(months, "from {} to {}", "din {} până în {}"),
         "month_span": month_span,
-        "past_month": on_day("MMMM y", PAST_YEARS),
         "coming_month": on_day("MMMM y", COMING_YEARS),
         "past_date": on_day("d MMMM y", PAST_YEARS),
         "coming_date": on_day("EEEE, d MMMM y", COMING_YEARS),
@@ -269,11 +268,8 @@ def build_slots() -> dict[str, Draw]:
             measure(2, 60, "length-kilometer", "length-mile"), measure(100, 999, "length-meter", "length-foot")
         ),
         "sea_distance": measure(2, 999, "length-nautical-mile", "length-kilometer"),
-        "height": measure(2, 99, "length-centimeter", "length-inch"),
         "length": measure(20, 300, "length-meter"),
-        "width": measure(2, 19, "length-meter"),
         "parcel_weight": either(measure(1, 40, "mass-kilogram", "mass-pound"), measure(50, 999, "mass-gram")),
-        "weight": measure(20, 999, "mass-kilogram"),
         "kitchen_weight": either(measure(20, 999, "mass-gram"), measure(1, 30, "mass-ounce")),
         "harvest": measure(2, 999, "mass-tonne"),
         "spoonful": either(

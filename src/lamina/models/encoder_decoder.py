@@ -14,7 +14,7 @@ from lamina.nn.cache import KeyValues, LayerCache
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.heads import LinearHead, Term, log_probs
 from lamina.nn.layout import Layout
-from lamina.nn.stack import LayerStack, StackOutput
+from lamina.nn.stack import DecoderLayer, LayerStack, StackOutput
 
 
 class Encoded(NamedTuple):
@@ -77,6 +77,7 @@ class EncoderDecoder(nn.Module):
         max_length = max_length or self.max_target_positions
         layers = []
         for layer in self.decoder.layers:
+            assert isinstance(layer, DecoderLayer)
             keys, values = layer.cross_attention.project(encoded.output.final)
             past = KeyValues.empty(keys, len(source), keys.size(1), max_length, keys.size(3))
             layers.append(LayerCache(past, (keys, values)))

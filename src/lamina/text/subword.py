@@ -228,12 +228,17 @@ def save_subwords(folder: Path, subwords: Mapping[str, Subword]) -> None:
     described = {}
     for language, subword in subwords.items():
         described[language] = plain = subword_to_dict(subword)
-        holder = plain["inner"] if "inner" in plain else plain
+        holder = plain.get("inner", plain)
         del holder["model"]
         if holder["kind"] in FILE_ENDINGS:
             holder["file"] = ".".join(filter(None, ("subword", language, FILE_ENDINGS[holder["kind"]])))
             (folder / holder["file"]).write_bytes(subword.to_bytes())
     (folder / SUBWORDS_NAME).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+
+
+def model_files(folder: Path) -> list[str]:
+    """The subword models that `save_subwords` left in a folder, by name."""
+    return [path.name for ending in FILE_ENDINGS.values() for path in folder.glob(f"subword*.{ending}")]
 
 
 def load_subwords(data_folder: str | Path) -> dict[str, Subword]:
@@ -246,7 +251,7 @@ def load_subwords(data_folder: str | Path) -> dict[str, Subword]:
     try:
         described = json.loads(path.read_text(encoding="utf-8"))
         for plain in described.values():
-            holder = plain["inner"] if "inner" in plain else plain
+            holder = plain.get("inner", plain)
             model = (folder / holder["file"]).read_bytes() if "file" in holder else b""
             holder["model"] = base64.b64encode(model)
     except FileNotFoundError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -69,23 +70,23 @@ class Vocabulary:
         of `padding_factor`, so that the output matrix has a width that GPUs like.
         """
         # A special symbol in the text already has its place (WikiText spells out <unk>).
-        words = [item for item in counts.items() if item[1] >= threshold and item[0] not in SPECIAL_SYMBOLS]
-        words.sort(key=lambda item: (-item[1], item[0]))
+        words = sorted(word for word, seen in counts.items() if seen >= threshold and word not in SPECIAL_SYMBOLS)
+        words.sort(key=counts.__getitem__, reverse=True)  # stable: equals keep their order
         if max_size > 0:
             del words[max(max_size - FIRST_WORD_ID, 0):]
-        if padding_factor > 1:
-            # A text may hold such a word itself; its number is then passed over.
-            taken, number = {word for word, _ in words if word.startswith("madeupword")}, 0
-            while (len(words) + FIRST_WORD_ID) % padding_factor:
-                filler, number = f"madeupword{number:04d}", number + 1
-                if filler not in taken:
-                    words.append((filler, 0))
-        return cls([word for word, _ in words], [count for _, count in words])
+        # A text may hold such a word itself; its number is then passed over.
+        taken = {word for word in words if word.startswith("madeupword")}
+        free = (filler for filler in map("madeupword{:04d}".format, itertools.count()) if filler not in taken)
+        fillers = list(itertools.islice(free, -(len(words) + FIRST_WORD_ID) % padding_factor))
+        return cls(words + fillers, [*map(counts.__getitem__, words), *[0] * len(fillers)])
 
     def to_text(self) -> str:
         """The dict.txt of this vocabulary: `symbol count` lines without the special symbols."""
+        words, counts = self.symbols[FIRST_WORD_ID:], self.counts[FIRST_WORD_ID:]
+        if len(self._ids) == len(self):  # every symbol stands once: the ordinary case, and the fast one
+            return "".join(map("{} {}\n".format, words, counts))
         lines, seen = [], set(SPECIAL_SYMBOLS)
-        for symbol, count in zip(self.symbols[FIRST_WORD_ID:], self.counts[FIRST_WORD_ID:], strict=True):
+        for symbol, count in zip(words, counts, strict=True):
             lines.append(f"{symbol} {count} {OVERWRITE_MARK}\n" if symbol in seen else f"{symbol} {count}\n")
             seen.add(symbol)
         return "".join(lines)

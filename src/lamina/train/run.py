@@ -118,7 +118,7 @@ class Run:
             return False
         optimization = self.config.optimization
         now, before = (self.schedule(number, self.progress.epoch) for number in (done, done - 1))
-        stops_at_min_lr = flatten(optimization)["lr-scheduler"] in ("inverse_sqrt", "fixed")
+        stops_at_min_lr = flatten(optimization)["lr-scheduler"] not in ("linear", "poly")  # theirs is the end of the line
         floor = max(optimization.stop_min_lr, optimization.min_lr if stops_at_min_lr else -1.0)
         return now <= before and now <= floor
 
@@ -217,7 +217,7 @@ class Run:
         source, target = self.task.vocabularies
         return Checkpoint(
             config=flatten(self.config),
-            languages=tuple(self.task.languages),
+            languages=(self.task.languages.source, self.task.languages.target),
             dictionaries=(source.to_text(), target.to_text()),
             subwords=(subword_to_dict(self.task.subwords[0]), subword_to_dict(self.task.subwords[1])),
             weights=weights.named(weights.master),

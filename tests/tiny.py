@@ -1,0 +1,82 @@
+"""Small models, batches and data folders for tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lamina.cli import main
+from lamina.config.model import DropoutConfig, EmbeddingConfig, ModelConfig, StackConfig
+from lamina.models.build import build_model
+from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.text.vocabulary import EOS, PAD
+
+VOCABULARY_SIZE = 40
+
+
+def tiny_config(*, is_pre_norm: bool = False, num_layers: int = 2, dropout_p: float = 0.0, **embedding: Any) -> ModelConfig:
+    stack = StackConfig(num_layers=num_layers, model_dim=16, ffn_dim=32, num_heads=2, is_pre_norm=is_pre_norm)
+    return ModelConfig(encoder=stack, decoder=stack, dropout=DropoutConfig(dropout_p=dropout_p),
+                       embedding=replace(EmbeddingConfig(share_all=True, max_source_positions=64, max_target_positions=64),
+                                         **embedding))
+
+
+def tiny_model(config: ModelConfig | None = None, seed: int = 0, **changes: Any) -> EncoderDecoder:
+    torch.manual_seed(seed)
+    model = build_model(config or tiny_config(**changes), VOCABULARY_SIZE, VOCABULARY_SIZE)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Away from zeros and ones, so that a forgotten bias or norm shows.
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def tiny_pair(seed: int = 0, batch: int = 3, source_length: int = 7, target_length: int = 6) -> tuple[Tensor, Tensor]:
+    """Source and decoder input, without padding."""
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.randint(4, VOCABULARY_SIZE, (batch, source_length), generator=generator)
+    target = torch.randint(4, VOCABULARY_SIZE, (batch, target_length), generator=generator)
+    source[:, -1] = EOS
+    target[:, 0] = EOS
+    return source, target
+
+
+def pad(tensor: Tensor, left: int = 0, right: int = 0) -> Tensor:
+    return torch.nn.functional.pad(tensor, (left, right), value=PAD)
+
+
+WORDS = ["the", "a", "small", "old", "red", "boat", "bird", "garden", "river", "moon", "house", "letter", "sings", "opens", "writes", "walks", "reads", "near", "past", "along"]
+
+
+def write_text(folder: Path, num_lines: int = 20, seed: int = 0, split: str = "train") -> Path:
+    """A made-up parallel text: the target says the source backwards, in capitals."""
+    generator = torch.Generator().manual_seed(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    sources, targets = [], []
+    for _ in range(num_lines):
+        length = int(torch.randint(2, 9, (), generator=generator))
+        words = [WORDS[int(number)] for number in torch.randint(len(WORDS), (length,), generator=generator)]
+        sources.append(" ".join(words))
+        targets.append(" ".join(word.upper() for word in reversed(words)))
+    (folder / f"{split}.en").write_text("\n".join(sources) + "\n", encoding="utf-8")
+    (folder / f"{split}.xx").write_text("\n".join(targets) + "\n", encoding="utf-8")
+    return folder
+
+
+def make_data(folder: Path, num_lines: int = 20, flags: tuple[str, ...] = ("--joined-dictionary",)) -> Path:
+    """A data folder of that text."""
+    text = write_text(folder / "text", num_lines)
+    write_text(text, 6, seed=1, split="valid")
+    code = main(["preprocess", "-s", "en", "-t", "xx", "--trainpref", f"{text}/train", "--validpref", f"{text}/valid",
+                 "--destdir", str(folder / "data"), "--workers", "1", *flags])
+    assert code == 0
+    return folder / "data"
+
+
+TINY_FLAGS = ("--arch", "tiny", "--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "16",
+              "--encoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2", "--decoder-attention-heads", "2",
+              "--share-all-embeddings", "--max-tokens", "64", "--warmup-updates", "4", "--lr", "0.005", "--log-interval", "1")
