@@ -49,7 +49,7 @@ def pad(tensor: Tensor, left: int = 0, right: int = 0) -> Tensor:
     return torch.nn.functional.pad(tensor, (left, right), value=PAD)
 
 
-WORDS = ["the", "a", "small", "old", "red", "boat", "bird", "garden", "river", "moon", "house", "letter", "sings", "opens", "writes", "walks", "reads", "near", "past", "along"]
+WORDS = "the a small old red boat bird garden river moon house letter sings opens writes walks reads near past along".split()
 
 
 def write_text(folder: Path, num_lines: int = 20, seed: int = 0, split: str = "train") -> Path:

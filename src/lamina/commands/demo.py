@@ -10,10 +10,10 @@ from lamina.config.demo import DemoConfig
 from lamina.demo.corpus import build_corpus, write_corpus
 
 MODEL_FLAGS = ("--arch tiny --share-all-embeddings --encoder-layers 3 --decoder-layers 3 --encoder-embed-dim 192 "
-               "--encoder-ffn-embed-dim 512 --dropout 0.1")
+               "--encoder-ffn-embed-dim 512 --encoder-normalize-before --decoder-normalize-before --dropout 0.1")
 TRAIN_FLAGS = ("--criterion label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' "
-               "--lr 0.003 --lr-scheduler inverse_sqrt --warmup-updates 150 --clip-norm 1.0 --max-tokens 2048 "
-               "--log-interval 50 --no-epoch-checkpoints")
+               "--lr 0.003 --lr-scheduler inverse_sqrt --warmup-updates 150 --clip-norm 1.0 --max-tokens 1024 "
+               "--log-interval 100 --no-epoch-checkpoints")
 
 
 def run(config: DemoConfig) -> None:

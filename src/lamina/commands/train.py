@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from lamina.config.fields import flatten
 from lamina.config.train import TrainConfig
+
+if TYPE_CHECKING:
+    from lamina.train.run import Run
 
 
 def run(config: TrainConfig) -> None:
@@ -27,11 +31,8 @@ def run(config: TrainConfig) -> None:
         training.reporter.close()
 
 
-def introduce(run: object) -> None:
+def introduce(run: Run) -> None:
     """The opening lines: what is trained, on what, in which batches."""
-    from lamina.train.run import Run
-
-    assert isinstance(run, Run)
     config, note = run.config, run.reporter.note
     for vocabulary, language in zip(run.task.vocabularies, run.task.languages, strict=True):
         note(f"[{language}] dictionary: {len(vocabulary)} types")
@@ -44,13 +45,9 @@ def introduce(run: object) -> None:
     note(effective_batch(run))
 
 
-def effective_batch(run: object) -> str:
-    from lamina.train.run import Run
-
-    assert isinstance(run, Run)
+def effective_batch(run: Run) -> str:
     batches, freq = run.config.batches, run.update_freq(run.progress.epoch)
-    if batches.max_tokens:
-        total = f"{batches.max_tokens * freq} tokens (max-tokens {batches.max_tokens} x update-freq {freq} x 1 rank)"
-    else:
-        total = f"{batches.max_sentences * freq} sentences (batch-size {batches.max_sentences} x update-freq {freq} x 1 rank)"
-    return f"effective batch: up to {total}"
+    limit, unit, name = (batches.max_tokens, "tokens", "max-tokens") if batches.max_tokens is not None else (
+        batches.max_sentences, "sentences", "batch-size")
+    assert limit is not None, "the configuration asks for one of the two"
+    return f"effective batch: up to {limit * freq} {unit} ({name} {limit} x update-freq {freq} x 1 rank)"

@@ -13,8 +13,47 @@ from dataclasses import dataclass
 # Every option of fairseq 0.9.0's commands for translation, language modelling, masked language modelling and sentence
 # prediction, without the dashes in front.
 FAIRSEQ_OPTIONS: dict[str, tuple[str, ...]] = {
-    "train": tuple(["no-progress-bar", "log-interval", "log-format", "tensorboard-logdir", "seed", "cpu", "fp16", "memory-efficient-fp16", "fp16-init-scale", "fp16-scale-window", "fp16-scale-tolerance", "min-loss-scale", "threshold-loss-scale", "user-dir", "empty-cache-freq", "task", "criterion", "tokenizer", "bpe", "optimizer", "lr-scheduler", "num-workers", "skip-invalid-size-inputs-valid-test", "max-tokens", "max-sentences", "batch-", "size", "required-batch-size-multiple", "dataset-impl", "train-subset", "valid-subset", "validate-interval", "fixed-validation-seed", "disable-validation", "max-tokens-valid", "max-sentences-valid", "curriculum", "distributed-world-size", "distributed-rank", "distributed-backend", "distributed-init-method", "distributed-port", "device-id", "local-rank", "distributed-no-spawn", "ddp-backend", "bucket-cap-mb", "fix-batches-to-gpus", "find-unused-parameters", "fast-stat-sync", "max-epoch", "me", "max-update", "mu", "clip-norm", "sentence-", "avg", "update-freq", "lr", "learning-rate", "min-lr", "use-bmuf", "save-dir", "restore-file", "reset-dataloader", "reset-lr-scheduler", "reset-", "meters", "reset-optimizer", "optimizer-overrides", "save-interval", "save-interval-updates", "keep-interval-updates", "keep-last-epochs", "no-save", "no-epoch-checkpoints", "no-last-checkpoints", "no-save-optimizer-state", "best-checkpoint-metric", "maximize-best-", "checkpoint-metric", "arch", "-a", "source-lang", "-s", "target-lang", "-t", "lazy-load", "raw-text", "load-alignments", "left-pad-source", "left-pad-", "target", "max-source-positions", "max-target-positions", "upsample-primary", "truncate-source", "sample-break-mode", "tokens-per-sample", "output-dictionary-size", "self-target", "future-target", "past-target", "add-bos-token", "mask-prob", "leave-unmasked-prob", "random-token-", "prob", "freq-weighted-replacement", "mask-whole-words", "num-classes", "init-token", "separator-token", "regression-target", "no-shuffle", "truncate-sequence", "add-prev-output-tokens", "activation-fn", "dropout", "attention-dropout", "activation-dropout", "relu-dropout", "encoder-embed-path", "encoder-embed-dim", "encoder-ffn-embed-dim", "encoder-layers", "encoder-attention-heads", "encoder-normalize-", "before", "encoder-learned-pos", "decoder-embed-path", "decoder-embed-dim", "decoder-ffn-embed-dim", "decoder-layers", "decoder-", "attention-heads", "decoder-learned-pos", "decoder-normalize-before", "share-decoder-input-output-embed", "share-all-embeddings", "no-", "token-positional-embeddings", "adaptive-softmax-cutoff", "adaptive-softmax-dropout", "no-cross-attention", "cross-self-attention", "layer-wise-attention", "encoder-layerdrop", "decoder-layerdrop", "encoder-layers-to-keep", "decoder-layers-to-keep", "layernorm-", "embedding", "no-scale-embedding", "decoder-output-dim", "decoder-input-dim", "no-decoder-final-norm", "adaptive-softmax-factor", "character-embeddings", "character-filters", "character-embedding-dim", "char-embedder-highway-layers", "adaptive-input", "adaptive-", "input-factor", "adaptive-input-cutoff", "tie-adaptive-weights", "tie-adaptive-proj", "pooler-activation-fn", "pooler-dropout", "max-", "positions", "load-checkpoint-heads", "adadelta-rho", "adadelta-eps", "weight-decay", "wd", "anneal-eps", "adafactor-eps", "clip-threshold", "decay-rate", "beta1", "scale-parameter", "warmup-init", "relative-step", "adam-betas", "adam-eps", "adamax-betas", "adamax-eps", "no-bias-", "correction", "momentum", "block-lr", "block-momentum", "global-sync-iter", "warmup-iterations", "use-nbm", "average-sync", "warmup-updates", "warmup-init-lr", "max-lr", "t-mult", "lr-period-updates", "lr-shrink", "force-anneal", "fa", "end-learning-rate", "power", "total-num-update", "lr-", "threshold", "warmup-steps", "hold-steps", "decay-steps", "init-lr-scale", "final-lr-scale", "shrink-min", "label-smoothing", "save-predictions", "bpe-codes", "gpt2-encoder-json", "gpt2-vocab-bpe", "bpe-cased", "bpe-vocab-file", "moses-source-lang", "moses-target-lang", "moses-no-dash-", "splits", "moses-no-escape", "sentencepiece-vocab", "bpe-separator"]),
-    "preprocess": tuple(["no-progress-bar", "log-interval", "log-format", "tensorboard-logdir", "seed", "cpu", "fp16", "memory-efficient-fp16", "fp16-init-scale", "fp16-scale-window", "fp16-scale-tolerance", "min-loss-scale", "threshold-loss-scale", "user-dir", "empty-cache-freq", "task", "criterion", "tokenizer", "bpe", "optimizer", "lr-scheduler", "source-lang", "-s", "target-lang", "-t", "trainpref", "validpref", "testpref", "align-suffix", "destdir", "thresholdtgt", "thresholdsrc", "tgtdict", "srcdict", "nwordstgt", "nwordssrc", "alignfile", "dataset-impl", "joined-dictionary", "only-source", "padding-factor", "workers"]),
+    "train": tuple("""
+        no-progress-bar log-interval log-format tensorboard-logdir seed cpu fp16 memory-efficient-fp16 fp16-init-scale
+        fp16-scale-window fp16-scale-tolerance min-loss-scale threshold-loss-scale user-dir empty-cache-freq task
+        criterion tokenizer bpe optimizer lr-scheduler num-workers skip-invalid-size-inputs-valid-test max-tokens
+        max-sentences batch-size required-batch-size-multiple dataset-impl train-subset valid-subset validate-interval
+        fixed-validation-seed disable-validation max-tokens-valid max-sentences-valid curriculum distributed-world-size
+        distributed-rank distributed-backend distributed-init-method distributed-port device-id local-rank
+        distributed-no-spawn ddp-backend bucket-cap-mb fix-batches-to-gpus find-unused-parameters fast-stat-sync
+        max-epoch me max-update mu clip-norm sentence-avg update-freq lr learning-rate min-lr use-bmuf save-dir
+        restore-file reset-dataloader reset-lr-scheduler reset-meters reset-optimizer optimizer-overrides save-interval
+        save-interval-updates keep-interval-updates keep-last-epochs no-save no-epoch-checkpoints no-last-checkpoints
+        no-save-optimizer-state best-checkpoint-metric maximize-best-checkpoint-metric arch -a source-lang -s
+        target-lang -t lazy-load raw-text load-alignments left-pad-source left-pad-target max-source-positions
+        max-target-positions upsample-primary truncate-source sample-break-mode tokens-per-sample output-dictionary-size
+        self-target future-target past-target add-bos-token mask-prob leave-unmasked-prob random-token-prob
+        freq-weighted-replacement mask-whole-words num-classes init-token separator-token regression-target no-shuffle
+        truncate-sequence add-prev-output-tokens activation-fn dropout attention-dropout activation-dropout relu-dropout
+        encoder-embed-path encoder-embed-dim encoder-ffn-embed-dim encoder-layers encoder-attention-heads
+        encoder-normalize-before encoder-learned-pos decoder-embed-path decoder-embed-dim decoder-ffn-embed-dim
+        decoder-layers decoder-attention-heads decoder-learned-pos decoder-normalize-before
+        share-decoder-input-output-embed share-all-embeddings no-token-positional-embeddings adaptive-softmax-cutoff
+        adaptive-softmax-dropout no-cross-attention cross-self-attention layer-wise-attention encoder-layerdrop
+        decoder-layerdrop encoder-layers-to-keep decoder-layers-to-keep layernorm-embedding no-scale-embedding
+        decoder-output-dim decoder-input-dim no-decoder-final-norm adaptive-softmax-factor character-embeddings
+        character-filters character-embedding-dim char-embedder-highway-layers adaptive-input adaptive-input-factor
+        adaptive-input-cutoff tie-adaptive-weights tie-adaptive-proj pooler-activation-fn pooler-dropout max-positions
+        load-checkpoint-heads adadelta-rho adadelta-eps weight-decay wd anneal-eps adafactor-eps clip-threshold
+        decay-rate beta1 scale-parameter warmup-init relative-step adam-betas adam-eps adamax-betas adamax-eps
+        no-bias-correction momentum block-lr block-momentum global-sync-iter warmup-iterations use-nbm average-sync
+        warmup-updates warmup-init-lr max-lr t-mult lr-period-updates lr-shrink force-anneal fa end-learning-rate power
+        total-num-update lr-threshold warmup-steps hold-steps decay-steps init-lr-scale final-lr-scale shrink-min
+        label-smoothing save-predictions bpe-codes gpt2-encoder-json gpt2-vocab-bpe bpe-cased bpe-vocab-file
+        moses-source-lang moses-target-lang moses-no-dash-splits moses-no-escape sentencepiece-vocab bpe-separator
+        """.split()),
+    "preprocess": tuple("""
+        no-progress-bar log-interval log-format tensorboard-logdir seed cpu fp16 memory-efficient-fp16 fp16-init-scale
+        fp16-scale-window fp16-scale-tolerance min-loss-scale threshold-loss-scale user-dir empty-cache-freq task
+        criterion tokenizer bpe optimizer lr-scheduler source-lang -s target-lang -t trainpref validpref testpref
+        align-suffix destdir thresholdtgt thresholdsrc tgtdict srcdict nwordstgt nwordssrc alignfile dataset-impl
+        joined-dictionary only-source padding-factor workers
+        """.split()),
 }
 
 

@@ -117,7 +117,7 @@ def _leaves(cls: type, prefix: str, chosen_by: tuple[tuple[str, str], ...]) -> I
 
 
 @cache
-def _type_hints(cls: Any) -> dict[str, Any]:
+def _type_hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
@@ -149,7 +149,7 @@ def build(cls: type[T], values: Mapping[str, Any], explicit: Iterable[str] = ())
     """
     used: set[str] = set()
     config = _build(cls, values, "", used)
-    known = {leaf.name for leaf in leaves(cls)}
+    known = {leaf.name for leaf in leaves(cls)}  # type: ignore[arg-type]
     unknown = [name for name in values if name not in known]
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]!r}.{suggestion(unknown[0], known)}")
@@ -160,6 +160,7 @@ def build(cls: type[T], values: Mapping[str, Any], explicit: Iterable[str] = ())
 
 
 def _build(cls: type[T], values: Mapping[str, Any], prefix: str, used: set[str]) -> T:
+    hints = _type_hints(cls)  # type: ignore[arg-type]
     arguments: dict[str, Any] = {}
     for item in fields(cls):  # type: ignore[arg-type]
         info = item.metadata["info"]
@@ -177,7 +178,7 @@ def _build(cls: type[T], values: Mapping[str, Any], prefix: str, used: set[str])
                 name = prefix + _flat_name(item)
                 used.add(name)
                 if name in values:
-                    arguments[item.name] = coerce(_type_hints(cls)[item.name], values[name], name, info.choices)
+                    arguments[item.name] = coerce(hints[item.name], values[name], name, info.choices)
                 elif item.default is MISSING:
                     spelling = name.upper() if info.positional else f"--{name}"
                     raise ConfigError(f"{spelling} is missing: {info.help}.")

@@ -151,7 +151,7 @@ class Fixed(WarmUp):
     """
 
     force_anneal: int | None = flag(None, "after this many epochs multiply the learning rate by --lr-shrink once per "
-                                    "epoch; pick the epoch at which validation loss stalls")
+                                    "epoch; pick the epoch at which validation loss stalls", aliases=("fa",))
     lr_shrink: float = flag(0.1, _SHRINK_HELP, needs="force-anneal")
 
     def __post_init__(self) -> None:

@@ -113,15 +113,16 @@ def parse(prog: str, cls: type, description: str, argv: Sequence[str]) -> tuple[
             hint = suggestion(name, [known_name.lstrip("-") for known_name in known])
             raise ConfigError(f"unknown option {name}.{hint} `{prog} --help` lists them all.")
         raise ConfigError(f"unexpected argument {rest[0]!r}: {prog} takes no further words. See `{prog} --help`.")
-    given, notices = {}, []
+    given: dict[str, Any] = {}
+    notices = []
     for name, value in vars(namespace).items():
-        option = retired.get(name.removeprefix("retired "))
-        if option is None:
+        if not name.startswith("retired "):
             given[name] = value
-        elif option.is_refused:
+            continue
+        option = retired[name.removeprefix("retired ")]
+        if option.is_refused:
             raise ConfigError(f"--{option.name} is not supported: {option.reason}. Leave it out.")
-        else:
-            notices.append(f"--{option.name} has no effect: {option.reason}")
+        notices.append(f"--{option.name} has no effect: {option.reason}")
     return given, notices
 
 

@@ -41,19 +41,17 @@ def train(run: Run) -> None:
     progress = run.progress
     while not run.why_stop():
         feed = run.train_feed(progress.epoch)
-        run.reporter.begin_epoch(progress.epoch, len(feed.plan(progress.epoch)), progress.batches_done)
+        num_batches = len(feed.plan(progress.epoch))
+        run.reporter.begin_epoch(progress.epoch, num_batches, progress.batches_done)
         groups = groups_of(feed.batches(progress.epoch, progress.batches_done), run.update_freq(progress.epoch))
-        is_cut_short = False
         for _ in run_updates(run.updater, run.schedule, groups, progress, run.watch, run.config.seed):
-            if run.is_limit_reached():
-                is_cut_short = progress.batches_done < len(feed.plan(progress.epoch))
+            if progress.batches_done >= num_batches or run.is_limit_reached():
                 break
             if run.is_check_due():
-                run.check(is_epoch_end=False)
+                run.check(progress.epoch, is_epoch_end=False)
                 if run.why_stop():
-                    is_cut_short = True
                     break
         run.watch.flush()
         run.reporter.end_epoch()
-        run.close_epoch(is_cut_short=is_cut_short)
+        run.close_epoch(is_cut_short=progress.batches_done < num_batches)
     run.reporter.note(f"training stopped: {run.why_stop()}")

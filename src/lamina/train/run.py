@@ -129,10 +129,13 @@ class Run:
 
     def is_check_due(self) -> bool:
         """In the middle of an epoch: is this update one to validate or save after?"""
-        updates = self.progress.updates
-        return any(every and updates % every == 0 for every in
-                   (self.config.saving.interval_updates if self.config.saving.is_on else 0,
-                    0 if self.config.validation.is_off else self.config.validation.interval_updates))
+        return self._is_due(self.config.saving.is_on, self.config.saving.interval_updates) or self._is_validation_due()
+
+    def _is_validation_due(self) -> bool:
+        return self._is_due(not self.config.validation.is_off, self.config.validation.interval_updates)
+
+    def _is_due(self, is_on: bool, every: int) -> bool:
+        return is_on and every > 0 and self.progress.updates % every == 0
 
     def close_epoch(self, *, is_cut_short: bool) -> None:
         progress = self.progress
@@ -143,16 +146,16 @@ class Run:
         if not is_cut_short:
             progress.begin_epoch(epoch + 1)
         if self._last_check != (progress.updates, is_cut_short):
-            self.check(is_epoch_end=not is_cut_short, epoch=epoch)
+            self.check(epoch, is_epoch_end=not is_cut_short)
 
-    def check(self, *, is_epoch_end: bool, epoch: int | None = None) -> None:
+    def check(self, epoch: int, *, is_epoch_end: bool) -> None:
         """Validate where it is due, and save."""
         started = time.perf_counter()
         self.watch.flush()
-        epoch = epoch or self.progress.epoch
         metrics: dict[str, float] = {}
         validation = self.config.validation
-        if not validation.is_off and (not is_epoch_end or epoch % validation.interval == 0 or self.why_stop()):
+        is_due = not is_epoch_end or epoch % validation.interval == 0 or self._is_validation_due() or self.why_stop()
+        if is_due and not validation.is_off:
             metrics = self._validate(epoch)
         is_best = self._is_best(metrics)
         if metrics:

@@ -1,0 +1,314 @@
+"""`lamina train`, in-process, on a 20-line corpus."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from golden_files import GOLDEN
+from tiny import TINY_FLAGS, make_data
+
+from lamina.checkpoint.format import load_checkpoint
+from lamina.cli import main
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return str(make_data(tmp_path_factory.mktemp("train")))
+
+
+def train(data, save_dir, *flags):
+    return main(["train", data, *TINY_FLAGS, "--save-dir", str(save_dir), *flags])
+
+
+def last(save_dir, name="checkpoint_last.pt"):
+    return load_checkpoint(save_dir / name)
+
+
+def test_a_run_from_start_to_end(data, tmp_path, capsys):
+    assert train(data, tmp_path, "--max-epoch", "2", "--eval-bleu", "--eval-bleu-print-samples") == 0
+    out = capsys.readouterr().out
+    assert "num. model params: " in out
+    assert "effective batch: up to 64 tokens (max-tokens 64 x update-freq 1 x 1 rank)" in out
+    assert re.search(r"\| epoch 001: +1 / \d+ loss=[\d.]+, nll_loss=[\d.]+, ppl=[\d.]+, wps=\d+", out)
+    assert re.search(r"\| epoch 002 \| valid on 'valid' subset \| loss [\d.]+ \| .* bleu [\d.]+ \| best_loss", out)
+    assert "translation: " in out
+    assert "training stopped: 2 epochs are done (--max-epoch)" in out
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint1.pt", "checkpoint2.pt", "checkpoint_best.pt", "checkpoint_last.pt"]
+    checkpoint = last(tmp_path)
+    assert checkpoint.languages == ("en", "xx")
+    assert checkpoint.config["encoder-embed-dim"] == 16
+    assert checkpoint.training["progress"]["epoch"] == 3
+    assert checkpoint.metrics.keys() == {"loss", "nll_loss", "ppl", "bleu"}
+    assert "<s>" not in checkpoint.dictionaries[0]
+
+
+def test_the_loss_falls(data, tmp_path, capsys):
+    assert train(data, tmp_path, "--max-epoch", "12", "--log-format", "json", "--no-epoch-checkpoints") == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    losses = [row["loss"] for row in rows if row.get("where") == "valid"]
+    assert len(losses) == 12
+    assert losses[-1] < losses[0] - 0.5
+
+
+@pytest.mark.parametrize("stop", ["epoch", "mid-epoch"])
+@pytest.mark.parametrize("optimizer", [["--optimizer", "adam"], ["--optimizer", "nag", "--momentum", "0.9"]])
+def test_resuming_equals_not_stopping_to_the_bit(data, tmp_path, stop, optimizer):
+    flags = [*optimizer, "--dropout", "0.2", "--clip-norm", "0.5", "--update-freq", "2"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert train(data, whole, *flags, "--max-epoch", "4") == 0
+    first = ["--max-epoch", "2"] if stop == "epoch" else ["--max-update", "3"]
+    assert train(data, parts, *flags, *first) == 0
+    assert train(data, parts, *flags, "--max-epoch", "4") == 0
+    one, other = last(whole), last(parts)
+    assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+    same = {name: value for name, value in one.training["progress"].items() if name not in ("seconds", "stale_validations")}
+    assert same == {name: other.training["progress"][name] for name in same}
+    assert one.metrics == other.metrics
+
+
+def test_same_seed_same_bits_other_seed_others(data, tmp_path):
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        assert train(data, tmp_path / name, "--max-update", "3", "--dropout", "0.2", "--seed", seed) == 0
+    weights = [last(tmp_path / name).weights for name in "abc"]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert not all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
+
+
+def test_preparing_batches_ahead_changes_nothing(data, tmp_path):
+    for name in ("0", "2"):
+        assert train(data, tmp_path / name, "--max-update", "4", "--num-workers", name) == 0
+    one, other = last(tmp_path / "0").weights, last(tmp_path / "2").weights
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_restore_file_that_does_not_exist_means_a_fresh_start(data, tmp_path, capsys):
+    assert train(data, tmp_path, "--max-update", "2") == 0
+    assert train(data, tmp_path, "--max-update", "2", "--restore-file", "x.pt") == 0
+    assert "no checkpoint x.pt: starting afresh" in capsys.readouterr().out
+
+
+def test_resetting(data, tmp_path, capsys):
+    assert train(data, tmp_path, "--max-epoch", "1") == 0
+    updates = last(tmp_path).training["progress"]["updates"]
+    reset = ["--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler"]
+    shutil.copy(tmp_path / "checkpoint_last.pt", tmp_path / "start.pt")
+    assert train(data, tmp_path, "--restore-file", "start.pt", *reset, "--max-update", "2") == 0
+    assert f"(epoch 1 @ 0 updates)" in capsys.readouterr().out  # noqa: F541
+    assert updates > 2
+    progress = last(tmp_path).training["progress"]
+    assert (progress["updates"], progress["epoch"]) == (2, 1)
+    # The schedule alone: updates go on, the warm-up begins anew.
+    assert train(data, tmp_path, "--restore-file", "start.pt", "--reset-lr-scheduler", "--max-update", str(updates + 1)) == 0
+    assert last(tmp_path).training["progress"]["schedule_start"] == updates
+
+
+def test_finetuning_takes_weights_only(data, tmp_path, capsys):
+    assert train(data, tmp_path / "a", "--max-update", "2") == 0
+    assert train(data, tmp_path / "b", "--max-update", "1", "--lr", "1e-12", "--finetune-from-model",
+                 str(tmp_path / "a" / "checkpoint_last.pt")) == 0
+    assert "weights taken from" in capsys.readouterr().out
+    one, other = last(tmp_path / "a"), last(tmp_path / "b")
+    assert other.training["progress"]["updates"] == 1
+    torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=1e-6)
+
+
+def test_saving_and_validating_by_updates(data, tmp_path, capsys):
+    assert train(data, tmp_path, "--max-update", "6", "--save-interval-updates", "2", "--keep-interval-updates", "1",
+                 "--validate-interval-updates", "3", "--no-epoch-checkpoints") == 0
+    out = capsys.readouterr().out
+    assert [int(number) for number in re.findall(r"valid on .* num_updates (\d+)", out)] == [2, 3, 4, 6]
+    names = set(os.listdir(tmp_path))
+    assert {"checkpoint_best.pt", "checkpoint_last.pt"} < names
+    assert sum(name.startswith("checkpoint_1_") or name.startswith("checkpoint_2_") for name in names) == 1
+
+
+def test_patience_and_min_lr_stop(data, tmp_path, capsys):
+    assert train(data, tmp_path / "a", "--max-epoch", "50", "--patience", "1", "--lr", "1e-9") == 0
+    assert "no improvement in 1 validations" in capsys.readouterr().out
+    assert train(data, tmp_path / "b", "--max-epoch", "50", "--min-lr", "0.004") == 0
+    assert "the learning rate has fallen to its floor" in capsys.readouterr().out
+    assert last(tmp_path / "b").training["progress"]["updates"] == 7  # 0.005 * sqrt(4 / 7) < 0.004
+
+
+def test_no_save_and_disable_validation(data, tmp_path, capsys):
+    assert train(data, tmp_path / "a", "--max-epoch", "1", "--no-save") == 0
+    assert not (tmp_path / "a").exists()
+    assert train(data, tmp_path / "b", "--max-epoch", "1", "--disable-validation", "--no-save-optimizer-state") == 0
+    assert sorted(os.listdir(tmp_path / "b")) == ["checkpoint1.pt", "checkpoint_last.pt"]
+    assert "optimizer" not in last(tmp_path / "b").training
+    assert train(data, tmp_path / "b", "--max-update", "1", "--disable-validation") == 0
+    assert "holds no optimizer state" in capsys.readouterr().out
+
+
+def test_tensorboard_scalars(data, tmp_path):
+    assert train(data, tmp_path, "--max-epoch", "1", "--no-save", "--tensorboard-logdir", str(tmp_path / "tb")) == 0
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tb"))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {"train/loss", "train/ppl", "train/wps", "train/gnorm", "train/lr", "train/mem_gib", "valid/loss"} <= tags
+
+
+def test_bfloat16_and_fp16_on_the_cpu(data, tmp_path, capsys):
+    assert train(data, tmp_path / "a", "--max-update", "3", "--bf16", "--cpu") == 0
+    assert last(tmp_path / "a").weights["encoder.layers.0.ffn.fc1.weight"].dtype == torch.float32
+    assert "bfloat16" in capsys.readouterr().out
+    assert train(data, tmp_path / "b", "--max-update", "1", "--fp16", "--cpu") == 0
+    assert "--fp16 has no effect without a GPU" in capsys.readouterr().out
+
+
+def test_a_fairseq_folder_trains(tmp_path):
+    assert train(str(GOLDEN / "databin_mmap" / "joined"), tmp_path, "--max-update", "2", "-s", "fr", "-t", "en") == 0
+    assert last(tmp_path).languages == ("fr", "en")
+
+
+def test_several_folders_take_turns(data, tmp_path, capsys):
+    assert train(f"{data}:{data}", tmp_path, "--max-epoch", "2", "--no-save") == 0
+    assert "epoch 002 | valid" in capsys.readouterr().out
+
+
+def test_pretrained_embeddings(data, tmp_path):
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("2 16\nboat " + " ".join(["0.5"] * 16) + "\nnoword " + " ".join(["1"] * 16) + "\n")
+    assert train(data, tmp_path, "--max-update", "1", "--lr", "1e-12", "--encoder-embed-path", str(vectors)) == 0
+    checkpoint = last(tmp_path)
+    row = checkpoint.weights["source_embedding.table.weight"][checkpoint.vocabularies()[0].id("boat")]
+    torch.testing.assert_close(row, torch.full((16,), 0.5), rtol=0, atol=1e-6)
+
+
+# -- bad input: one line, exit code 2, nothing lost
+
+def error_of(capsys):
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1
+    return error[0]
+
+
+def test_missing_data(tmp_path, capsys):
+    assert train(str(tmp_path / "nowhere"), tmp_path / "out") == 2
+    assert "there is no data folder" in error_of(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_truncated_bin(data, tmp_path, capsys):
+    broken = tmp_path / "data"
+    shutil.copytree(data, broken)
+    path = broken / "train.en-xx.en.bin"
+    path.write_bytes(path.read_bytes()[:-10])
+    assert train(str(broken), tmp_path / "out", "--max-update", "1") == 2
+    assert "train.en-xx.en.bin" in error_of(capsys)
+
+
+def test_a_dictionary_of_other_data(data, tmp_path, capsys):
+    assert train(data, tmp_path / "out", "--max-update", "1") == 0
+    capsys.readouterr()
+    other = make_data(tmp_path / "other", num_lines=2)
+    capsys.readouterr()
+    assert train(str(other), tmp_path / "out", "--max-update", "2") == 2
+    error = error_of(capsys)
+    assert re.search(r"was trained with the source dictionary \w+, but .* has \w+", error)
+
+
+def test_a_damaged_checkpoint_is_refused_and_kept(data, tmp_path, capsys):
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"garbage")
+    assert train(data, tmp_path, "--max-update", "1") == 2
+    assert "cannot be read as a checkpoint" in error_of(capsys)
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == b"garbage"
+
+
+def test_another_model_or_optimizer_than_the_checkpoints(data, tmp_path, capsys):
+    assert train(data, tmp_path, "--max-update", "1") == 0
+    capsys.readouterr()
+    assert train(data, tmp_path, "--max-update", "2", "--encoder-layers", "2") == 2
+    assert "does not fit the model: it lacks encoder.layers.1" in error_of(capsys)
+    assert train(data, tmp_path, "--max-update", "2", "--optimizer", "sgd") == 2
+    assert "was trained with --optimizer adam, not sgd" in error_of(capsys)
+
+
+def test_sharing_needs_a_joined_dictionary(tmp_path, capsys):
+    folder = make_data(tmp_path, flags=())
+    capsys.readouterr()
+    assert train(str(folder), tmp_path / "out") == 2
+    assert "--joined-dictionary" in error_of(capsys)
+
+
+def test_too_long_validation_pairs_stop_the_run(data, tmp_path, capsys):
+    flags = ["--max-source-positions", "6", "--max-update", "1"]
+    assert train(data, tmp_path, *flags) == 2
+    assert "--skip-invalid-size-inputs-valid-test" in error_of(capsys)
+    assert train(data, tmp_path, *flags, "--skip-invalid-size-inputs-valid-test") == 0
+    out = capsys.readouterr().out
+    assert len(re.findall(r"\d+ of \d+ pairs of .* are longer than 6 source", out)) == 2
+
+
+def test_divergence_keeps_the_last_checkpoint(data, tmp_path, capsys):
+    assert train(data, tmp_path, "--max-epoch", "1") == 0
+    before = (tmp_path / "checkpoint_last.pt").read_bytes()
+    capsys.readouterr()
+    assert train(data, tmp_path, "--max-epoch", "9", "--lr", "1e30", "--reset-lr-scheduler", "--warmup-updates", "0") == 2
+    assert re.search(r"training diverged at update \d+: the gradient of \S+ overflowed", error_of(capsys))
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == before
+
+
+def test_a_full_disk(data, tmp_path, capsys, monkeypatch):
+    assert train(data, tmp_path, "--max-epoch", "1") == 0
+    before = sorted(os.listdir(tmp_path))
+    capsys.readouterr()
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    assert train(data, tmp_path, "--max-epoch", "2") == 2
+    assert "No space left on device" in error_of(capsys)
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_missing_vectors(data, tmp_path, capsys):
+    assert train(data, tmp_path, "--encoder-embed-path", "nowhere.vec") == 2
+    assert "cannot be read as word vectors" in error_of(capsys)
+
+
+def test_the_reader_of_the_output_may_leave(data, tmp_path):
+    command = [sys.executable, "-m", "lamina", "train", data, *TINY_FLAGS, "--max-update", "2", "--no-save"]
+    done = subprocess.run(f"{' '.join(map(repr, command))} | head -n 1", shell=True, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("| ")
+    assert "Traceback" not in done.stderr
+
+
+# -- the references' command lines, verbatim but for folders, sizes and the number of updates
+
+def test_the_references_plain_line(data, tmp_path):
+    line = ("train DATA --arch transformer_iwslt_de_en --share-all-embeddings --optimizer adam --adam-betas '(0.9, 0.98)' "
+            "--clip-norm 0.0 --lr-scheduler inverse_sqrt --warmup-init-lr 1e-07 --warmup-updates 4000 --lr 0.0005 "
+            "--min-lr 1e-09 --dropout 0.3 --weight-decay 0.0 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 "
+            "--save-dir OUT --seed 333 --ddp-backend=no_c10d --fp16 --max-tokens 2048 --update-freq 1 --max-update 60000 "
+            "--keep-last-epochs 1")
+    run_line(line, data, tmp_path)
+
+
+def test_the_references_radam_line(data, tmp_path):
+    line = ("train DATA -s en -t xx --arch transformer_iwslt_de_en --share-all-embeddings --user-dir ../radam_fairseq "
+            "--optimizer radam --adam-betas \"(0.9,0.98)\" --clip-norm 0.0 --lr 7e-4 --lr-scheduler inverse_sqrt "
+            "--warmup-init-lr 1e-7 --warmup-updates 6000 --max-update 100000 --dropout 0.3 --attention-dropout 0.1 "
+            "--relu-dropout 0.1 --weight-decay 0.0001 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 "
+            "--save-dir OUT --max-tokens 4096 --update-freq 1 --seed 1111 --log-format simple --fp16 --restore-file x.pt "
+            "--fp16-scale-window 256 --threshold-loss-scale 0.03125 --log-interval 100")
+    run_line(line, data, tmp_path)
+
+
+def run_line(line, data, tmp_path):
+    import shlex
+
+    words = shlex.split(line.replace("DATA", data).replace("OUT", str(tmp_path)))
+    words[words.index("--max-update") + 1] = "2"
+    small = ["--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "32", "--decoder-embed-dim", "32",
+             "--encoder-ffn-embed-dim", "32", "--decoder-ffn-embed-dim", "32", "--cpu"]
+    assert main([*words, *small]) == 0
+    assert (tmp_path / "checkpoint_best.pt").exists()

@@ -1,0 +1,184 @@
+"""The command line: the references' hard cases, recipes, help."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from lamina.cli import COMMANDS, load, main
+from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, RETIRED, retired_for
+from lamina.config.fields import flatten
+from lamina.config.parser import make_parser, parse, resolve
+from lamina.config.presets import PRESETS
+from lamina.config.train import TrainConfig
+from lamina.errors import ConfigError
+
+
+def train_config(*words):
+    given, _ = parse("lamina train", TrainConfig, "", ["DATA", *words])
+    return resolve(TrainConfig, {"max-tokens": "4096", **given})
+
+
+def test_the_references_hard_cases():
+    config = train_config("-s", "de", "-t", "en", "--adam-betas", "(0.9, 0.98)", "--relu-dropout", "0.1",
+                          "--ddp-backend=no_c10d", "--update-freq", "8", "--max-sentences", "16", "--lr", "7e-4",
+                          "--no-epoch-checkpoints", "--max_tokens", "512", "--share-all-embeddings")
+    assert (config.data.source_lang, config.data.target_lang) == ("de", "en")
+    assert config.optimization.optimizer.betas == (0.9, 0.98)
+    assert config.model.dropout.activation_p == 0.1
+    assert config.optimization.update_freq == (8,)
+    assert config.batches.max_sentences == 16
+    assert config.batches.max_tokens == 512
+    assert config.optimization.lr == (7e-4,)
+    assert not config.saving.has_epochs
+    assert config.model.embedding.share_all
+
+
+def test_preset_then_recipe_then_flags(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("arch: transformer_iwslt_de_en\nencoder_layers: 3\ndropout: 0.3\nlr: 1e-07\nno-epoch-checkpoints: true\n")
+    config = train_config("--config", str(recipe), "--dropout", "0.2")
+    assert config.model.encoder.ffn_dim == 1024
+    assert config.model.encoder.num_layers == 3
+    assert config.model.dropout.dropout_p == 0.2
+    assert config.optimization.lr == (1e-7,)
+    assert not config.saving.has_epochs
+
+
+def test_print_config_is_a_recipe_that_gives_itself(tmp_path, capsys):
+    flags = ["train", "DATA", "--max-tokens", "100", "--arch", "transformer_iwslt_de_en", "--optimizer", "nag", "--lr", "0.25",
+             "--lr-scheduler", "fixed", "--momentum", "0.9"]
+    assert main([*flags, "--print-config"]) == 0
+    text = capsys.readouterr().out
+    (tmp_path / "recipe.yaml").write_text(text)
+    assert main(["train", "--config", str(tmp_path / "recipe.yaml"), "--print-config"]) == 0
+    assert capsys.readouterr().out == text
+    assert yaml.safe_load(text)["momentum"] == 0.9
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("max-tokens: [", "not YAML"), ("- a\n- b\n", "`flag: value` lines"), ("max-tokns: 5\n", "Did you mean --max-tokens"),
+    ("max-tokens: many\n", "a whole number"),
+])
+def test_bad_recipes(tmp_path, text, message):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        train_config("--config", str(recipe))
+
+
+def test_a_missing_recipe():
+    with pytest.raises(ConfigError, match="cannot be read"):
+        train_config("--config", "nowhere.yaml")
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--max-token", "5"], "Did you mean --max-tokens"),
+    (["--optimizer", "sgd", "--adam-betas", "(0.9, 0.98)"], "has no effect with --optimizer sgd"),
+    (["--label-smoothing", "0.1"], "belongs to --criterion label_smoothed_cross_entropy"),
+    (["--eval-bleu-print-samples"], "without --eval-bleu"),
+    (["--patience", "3", "--disable-validation"], "together with --disable-validation"),
+    (["--fp16", "--bf16"], "exclude each other"),
+    (["--dropout", "1.5"], r"must lie in \[0, 1\)"),
+    (["--arch", "transformer_iwslt_de_fr"], "Did you mean transformer_iwslt_de_en"),
+    (["--encoder-attention-heads", "7"], "cannot be split over 7"),
+    (["--encoder-layers", "0"], "at least 1"),
+    (["--best-checkpoint-metric", "bleu"], "--eval-bleu"),
+    (["--layer-wise-attention"], "not supported"),
+    (["--optimizer", "adadelta"], "must be one of"),
+    (["more", "words"], "unexpected argument"),
+    (["--lr"], "expected one argument"),
+    (["--max-source-positions", "0"], "at least 1"),
+    (["--share-all-embeddings", "--arch", "transformer_iwslt_de_en", "--encoder-embed-dim", "256"], "needs one width"),
+])
+def test_bad_flags_are_one_line(words, message, capsys):
+    with pytest.raises(ConfigError, match=message):
+        train_config(*words)
+    assert main(["train", "DATA", "--max-tokens", "5", *words]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1
+    assert error[0].startswith("error: ")
+
+
+def test_data_and_a_limit_are_required(capsys):
+    assert main(["train"]) == 2
+    assert "DATA is missing" in capsys.readouterr().err
+    assert main(["train", "DATA"]) == 2
+    assert "--max-tokens" in capsys.readouterr().err
+
+
+def test_unknown_commands_suggest(capsys):
+    assert main(["trian"]) == 2
+    assert "Did you mean train" in capsys.readouterr().err
+
+
+def test_the_decoder_follows_the_encoder_only_where_the_references_do():
+    assert train_config("--encoder-embed-dim", "256").model.decoder.model_dim == 256
+    assert train_config("--arch", "transformer_iwslt_de_en", "--encoder-embed-dim", "256").model.decoder.model_dim == 512
+
+
+def test_presets_match_the_published_architectures():
+    flat = {name: flatten(preset()) for name, preset in PRESETS.items()}
+    assert flat["transformer_wmt_en_de_big_t2t"]["encoder-normalize-before"]
+    assert flat["transformer_wmt_en_de_big_t2t"]["activation-dropout"] == 0.1
+    assert flat["transformer_vaswani_wmt_en_de_big"]["dropout"] == 0.3
+    assert flat["transformer_vaswani_wmt_en_fr_big"]["dropout"] == 0.1
+    assert flat["transformer_wmt_en_de_big"]["attention-dropout"] == 0.1
+    assert flat["transformer_iwslt_de_en"]["decoder-attention-heads"] == 4
+    assert flat["transformer_wmt_en_de"] == flat["transformer"]
+
+
+# -- fairseq's options
+
+@pytest.mark.parametrize("command", FAIRSEQ_OPTIONS)
+def test_every_fairseq_option_is_implemented_an_alias_or_retired(command):
+    parser = make_parser(command, load(COMMANDS[command].config), "")
+    known = {name for action in parser._actions for name in action.option_strings}
+    retired = {f"--{option.name}" for option in retired_for(command)}
+    for name in FAIRSEQ_OPTIONS[command]:
+        option = name if name.startswith("-") else f"--{name}"
+        assert (option in known) != (option in retired), option
+    assert len(FAIRSEQ_OPTIONS[command]) == len(set(FAIRSEQ_OPTIONS[command]))
+
+
+@pytest.mark.parametrize("option", RETIRED, ids=lambda option: f"{option.command} {option.name}")
+def test_a_retired_option_says_why(option):
+    words = [f"--{option.name}", *(["1"] if option.takes_value else [])]
+    command_config = load(COMMANDS[option.command].config)
+    if option.is_refused:
+        with pytest.raises(ConfigError, match="is not supported"):
+            parse(f"lamina {option.command}", command_config, "", words)
+    else:
+        given, notices = parse(f"lamina {option.command}", command_config, "", words)
+        assert given == {}
+        assert len(notices) == 1
+        assert f"--{option.name} has no effect: " in notices[0]
+
+
+# -- help
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: lamina {command}")
+    assert "default: " in text
+
+
+def test_help_does_not_import_torch():
+    code = ("import sys; from lamina.cli import main\n"
+            "try: main(['train', '--help'])\nexcept SystemExit: pass\n"
+            "assert not {'torch', 'numpy', 'yaml', 'rich'} & set(sys.modules), 'heavy imports'")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--adam-betas" in done.stdout
+
+
+def test_overview_and_version(capsys):
+    assert main(["--help"]) == 0
+    assert all(command in capsys.readouterr().out for command in ["preprocess"])
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("lamina ")

@@ -1,0 +1,194 @@
+"""Corpora, batches and their order."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from golden_files import GOLDEN, read_json
+from lamina.config.batches import BatchConfig
+from lamina.data.batching import batch_by_size, collate
+from lamina.data.corpus import Example, Languages, ParallelCorpus, find_languages, load_dictionaries, open_corpus
+from lamina.data.feed import Feed
+from lamina.errors import DataError
+from tiny import make_data
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("case", read_json("batch_by_size", "cases_fs09.json"), ids=lambda case: json.dumps(case["args"]))
+def test_batches_equal_the_references(case):
+    arguments = {"max_tokens": case["args"].get("max_tokens"), "max_sentences": case["args"].get("max_sentences"),
+                 "multiple": case["args"].get("required_batch_size_multiple", 1)}
+    if case["error"]:
+        with pytest.raises(DataError, match="example 32 has 31 tokens"):
+            batch_by_size(case["order"], np.array(case["lengths"]), **arguments)
+    else:
+        assert batch_by_size(case["order"], np.array(case["lengths"]), **arguments) == case["batches"]
+
+
+def test_collate_pads_right_and_shifts_the_target():
+    batch = collate([Example(np.array([5, 6, 2]), np.array([7, 2])), Example(np.array([5, 2]), np.array([7, 8, 9, 2]))], [4, 9])
+    assert batch.source.tolist() == [[5, 6, 2], [5, 2, 1]]
+    assert batch.target_in.tolist() == [[2, 7, 1, 1], [2, 7, 8, 9]]
+    assert batch.target_out.tolist() == [[7, 2, 1, 1], [7, 8, 9, 2]]
+    assert (batch.num_source_tokens, batch.num_target_tokens, batch.num_sentences) == (5, 6, 2)
+    assert batch.indices == (4, 9)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = make_data(tmp_path_factory.mktemp("feed"), num_lines=60)
+    sizes = tuple(len(vocabulary) for vocabulary in load_dictionaries(folder, Languages("en", "xx")))
+    return open_corpus(folder, "train", Languages("en", "xx"), sizes)
+
+
+def feed_of(corpus, seed=1, is_shuffled=True, max_positions=(64, 64), **limits):
+    return Feed(corpus, seed=seed, limits=BatchConfig(**{"max_tokens": 50, "multiple": 1} | limits), device=CPU,
+                max_positions=max_positions, is_shuffled=is_shuffled)
+
+
+def test_every_sentence_comes_once_an_epoch(corpus):
+    feed = feed_of(corpus, multiple=4)
+    for epoch in (1, 2):
+        seen = [index for batch in feed.batches(epoch) for index in batch.indices]
+        assert sorted(seen) == list(range(60))
+
+
+def test_batches_stay_within_their_limit(corpus):
+    for batch in feed_of(corpus).batches():
+        assert max(batch.source.numel(), batch.target_out.numel()) <= 50
+    assert max(batch.num_sentences for batch in feed_of(corpus, max_tokens=None, max_sentences=7).batches()) == 7
+
+
+def test_order_is_decided_by_seed_and_epoch(corpus):
+    def indices(**options):
+        epoch = options.pop("epoch", 1)
+        return [batch.indices for batch in feed_of(corpus, **options).batches(epoch)]
+
+    assert indices() == indices()
+    assert indices() != indices(epoch=2)
+    assert indices() != indices(seed=2)
+    in_order = indices(is_shuffled=False)
+    assert in_order == indices(is_shuffled=False, epoch=2)
+    lengths = [max(corpus.source_sizes[list(batch)]) for batch in in_order]
+    assert lengths == sorted(lengths)
+    early = [max(corpus.source_sizes[list(batch)]) for batch in indices(curriculum=1)]
+    assert early == sorted(early)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_preparing_ahead_changes_nothing(corpus, num_workers):
+    reference = [batch.source.tolist() for batch in feed_of(corpus, num_workers=0).batches(1)]
+    assert [batch.source.tolist() for batch in feed_of(corpus, num_workers=num_workers).batches(1)] == reference
+    # From the middle on: what resuming asks for.
+    assert [batch.source.tolist() for batch in feed_of(corpus, num_workers=num_workers).batches(1, start=3)] == reference[3:]
+
+
+def test_batches_are_prepared_off_the_main_thread(corpus, monkeypatch):
+    threads = set()
+    load = Feed._load
+    monkeypatch.setattr(Feed, "_load", lambda self, indices: threads.add(threading.current_thread()) or load(self, indices))
+    list(feed_of(corpus, num_workers=1).batches())
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+def test_leaving_early_ends_the_threads(corpus):
+    before = threading.active_count()
+    batches = feed_of(corpus, num_workers=2).batches()
+    next(batches)
+    batches.close()
+    for thread in threading.enumerate():
+        if thread.name.startswith("batches"):
+            thread.join(timeout=5)
+    assert threading.active_count() == before
+
+
+def test_too_long_pairs_are_counted_and_named(corpus):
+    feed = feed_of(corpus, max_positions=(6, 64))
+    too_long = np.flatnonzero(corpus.source_sizes > 6)
+    assert len(too_long) > 10
+    text = feed.describe_too_long()
+    assert f"{len(too_long)} of 60 pairs" in text
+    assert f": {too_long[0]}, {too_long[1]}" in text
+    assert "6 source or 64 target positions" in text
+    seen = {index for batch in feed.batches() for index in batch.indices}
+    assert seen == set(range(60)) - set(too_long.tolist())
+    # The limit on tokens counts too: such a pair would fit into no batch.
+    assert len(feed_of(corpus, max_tokens=6).too_long.indices) == len(np.flatnonzero(corpus.lengths > 6))
+
+
+def test_nothing_fits(corpus):
+    with pytest.raises(DataError, match="no pair that fits"):
+        feed_of(corpus, max_positions=(1, 1))
+
+
+def test_an_error_while_preparing_reaches_the_reader(corpus, monkeypatch):
+    def fail(self, indices):
+        raise DataError("broken")
+
+    monkeypatch.setattr(Feed, "_load", fail)
+    with pytest.raises(DataError, match="broken"):
+        list(feed_of(corpus).batches())
+
+
+# -- folders
+
+FAIRSEQ_FOLDER = GOLDEN / "databin_mmap" / "joined"
+
+
+def test_a_folder_of_fairseq_opens():
+    languages = find_languages(FAIRSEQ_FOLDER, "train", None, None)
+    assert languages == ("en", "fr")
+    source, target = load_dictionaries(FAIRSEQ_FOLDER, languages)
+    corpus = open_corpus(FAIRSEQ_FOLDER, "train", languages, (len(source), len(target)))
+    ids = read_json("databin_mmap", "ids.json")["joined"]
+    assert [example.source.tolist() for example in map(corpus.__getitem__, range(len(corpus)))] == ids["train.en"]["ids"]
+
+
+def test_a_folder_serves_both_directions():
+    assert find_languages(FAIRSEQ_FOLDER, "train", "fr", None) == ("fr", "en")
+    forward = open_corpus(FAIRSEQ_FOLDER, "valid", Languages("en", "fr"), (256, 256))
+    backward = open_corpus(FAIRSEQ_FOLDER, "valid", Languages("fr", "en"), (256, 256))
+    assert forward[1].source.tolist() == backward[1].target.tolist()
+
+
+def test_missing_things_are_named(tmp_path):
+    with pytest.raises(DataError, match="there is no data folder"):
+        find_languages(tmp_path / "nowhere", "train", None, None)
+    with pytest.raises(DataError, match="there are none"):
+        find_languages(tmp_path, "train", None, None)
+    with pytest.raises(DataError, match="no split 'test'"):
+        open_corpus(FAIRSEQ_FOLDER, "test", Languages("en", "fr"), (256, 256))
+
+
+def test_a_dictionary_that_does_not_match_is_noticed():
+    corpus = open_corpus(FAIRSEQ_FOLDER, "train", Languages("en", "fr"), (20, 256))
+    with pytest.raises(DataError, match="its dictionary of 20 symbols does not have"):
+        [corpus[index] for index in range(len(corpus))]
+
+
+class Rows(list):
+    @property
+    def sizes(self):
+        return np.array([len(row) for row in self], dtype=np.int32)
+
+
+def rows(*lengths):
+    return Rows(np.array([5] * (length - 1) + [2]) for length in lengths)
+
+
+def test_parts_are_joined_and_sources_truncated():
+    corpus = ParallelCorpus([(rows(3, 4), rows(2, 2)), (rows(9), rows(5))], (6, 6), "x", max_source_length=6)
+    assert len(corpus) == 3
+    assert corpus.source_sizes.tolist() == [3, 4, 6]
+    assert corpus[2].source.tolist() == [5, 5, 5, 5, 5, 2]
+    assert len(corpus[1].source) == 4
+
+
+def test_sides_must_be_aligned():
+    with pytest.raises(DataError, match="2 source and 1 target"):
+        ParallelCorpus([(rows(3, 4), rows(2))], (6, 6), "x")
