@@ -36,8 +36,8 @@ docs: $(VENV)/.installed  ## write the generated pages of docs/
 	$(BIN)/python -m lamina.docs docs
 
 bench: $(VENV)/.installed  ## measure preprocess and train on made-up data
-	$(BIN)/python -m benchmarks.preprocess
-	$(BIN)/python -m benchmarks.train
+	$(BIN)/python benchmarks/preprocess.py
+	$(BIN)/python benchmarks/train.py
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache build dist src/*.egg-info

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from lamina import console
 from lamina.errors import LaminaError
 
 
@@ -38,10 +39,6 @@ def overview() -> str:
     rows = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items())
     return (f"usage: lamina COMMAND ...\n\nDeep, fused and prunable Transformers.\n\n{rows}\n\n"
             "`lamina COMMAND --help` explains a command's options; `lamina --version` prints the version.")
-
-
-def notify(text: str) -> None:
-    print(f"| {text}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +79,7 @@ def _main(words: list[str]) -> int:
     given, notices = parse(f"lamina {name}", config_class, command.help.capitalize() + ".", words[1:])
     config: object = resolve(config_class, given)
     for notice in notices:
-        notify(notice)
+        console.notice(notice)
     load(command.run)(config)  # type: ignore[operator]
     return 0
 

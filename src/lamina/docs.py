@@ -247,9 +247,11 @@ def _both(encoder: Any, decoder: Any) -> str:
 def migrating_page() -> str:
     blocks = [NOTE, MIGRATING_INTRODUCTION]
     for command, names in sorted(FAIRSEQ_OPTIONS.items()):
-        forks = [option.name for option in retired_for(command) if option.name not in names]
+        forks = sorted(option.name for option in retired_for(command) if option.name not in names)
         rows = [migration_row(command, name) for name in sorted(names, key=lambda name: name.lstrip("-"))]
-        rows += [(option + FORK_MARK, *rest) for option, *rest in (migration_row(command, name) for name in sorted(forks))]
+        for name in forks:
+            spelling, status, text = migration_row(command, name)
+            rows.append((spelling + FORK_MARK, status, text))
         blocks += [f"## Options of {command}", STATUS_LEGEND, _table(("fairseq", "status", "in Lamina"), rows)]
         if new := new_options(command):
             blocks.append(f"New in `lamina {command}`: {', '.join(f'`{name}`' for name in new)}.")

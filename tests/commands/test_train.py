@@ -9,11 +9,11 @@ import sys
 
 import pytest
 import torch
-from golden_files import GOLDEN
-from tiny import TINY_FLAGS, make_data
 
+from golden_files import GOLDEN
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
+from tiny import TINY_FLAGS, make_data
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_saving_and_validating_by_updates(data, tmp_path, capsys):
     assert [int(number) for number in re.findall(r"valid on .* num_updates (\d+)", out)] == [2, 3, 4, 6]
     names = set(os.listdir(tmp_path))
     assert {"checkpoint_best.pt", "checkpoint_last.pt"} < names
-    assert sum(name.startswith("checkpoint_1_") or name.startswith("checkpoint_2_") for name in names) == 1
+    assert sum(name.startswith(("checkpoint_1_", "checkpoint_2_")) for name in names) == 1
 
 
 def test_patience_and_min_lr_stop(data, tmp_path, capsys):
@@ -277,7 +277,8 @@ def test_missing_vectors(data, tmp_path, capsys):
 
 def test_the_reader_of_the_output_may_leave(data, tmp_path):
     command = [sys.executable, "-m", "lamina", "train", data, *TINY_FLAGS, "--max-update", "2", "--no-save"]
-    done = subprocess.run(f"{' '.join(map(repr, command))} | head -n 1", shell=True, capture_output=True, text=True, check=False)
+    pipe = f"{' '.join(map(repr, command))} | head -n 1"
+    done = subprocess.run(pipe, shell=True, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("| ")
     assert "Traceback" not in done.stderr
 

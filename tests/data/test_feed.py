@@ -121,6 +121,13 @@ def test_too_long_pairs_are_counted_and_named(corpus):
     assert len(feed_of(corpus, max_tokens=6).too_long.indices) == len(np.flatnonzero(corpus.lengths > 6))
 
 
+def test_padding_share(corpus):
+    feed = feed_of(corpus)
+    tokens = sum(batch.num_source_tokens + batch.num_target_tokens for batch in feed.batches())
+    cells = sum(batch.source.numel() + batch.target_out.numel() for batch in feed.batches())
+    assert feed.padding_share(1) == pytest.approx(1 - tokens / cells)
+
+
 def test_nothing_fits(corpus):
     with pytest.raises(DataError, match="no pair that fits"):
         feed_of(corpus, max_positions=(1, 1))

@@ -37,7 +37,9 @@ def introduce(run: Run) -> None:
     for vocabulary, language in zip(run.task.vocabularies, run.task.languages, strict=True):
         note(f"[{language}] dictionary: {len(vocabulary)} types")
     feed = run.train_feed(run.progress.epoch)
-    note(f"{feed.corpus.name}: {len(feed.corpus)} pairs in {len(feed.plan(run.progress.epoch))} batches")
+    epoch = run.progress.epoch
+    note(f"{feed.corpus.name}: {len(feed.corpus)} pairs in {len(feed.plan(epoch))} batches, "
+         f"{100 * feed.padding_share(epoch):.1f} % padding")
     note(f"model {config.arch}, criterion {flatten(config.optimization)['criterion']}, device {run.device}, "
          f"{str(run.dtype).removeprefix('torch.')}")
     num_params = sum(parameter.numel() for parameter in run.model.parameters())

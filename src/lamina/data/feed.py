@@ -75,6 +75,17 @@ class Feed:
             generator.shuffle(batches)  # type: ignore[arg-type]
         return batches
 
+    def padding_share(self, epoch: int) -> float:
+        """How much of an epoch's batches is padding, both sides counted."""
+        plan = self.plan(epoch)
+        starts = np.cumsum([0, *map(len, plan[:-1])])
+        order = np.concatenate(plan)
+        tokens = cells = 0
+        for sizes in (self.corpus.source_sizes, self.corpus.target_sizes):
+            tokens += int(sizes[order].sum())
+            cells += int((np.maximum.reduceat(sizes[order], starts) * list(map(len, plan))).sum())
+        return 1.0 - tokens / cells
+
     def batches(self, epoch: int = 1, start: int = 0) -> Iterator[Batch]:
         """The epoch's batches from number `start` on, on the device."""
         yield from self._prepared(self.plan(epoch)[start:])

@@ -16,9 +16,6 @@ from lamina.nn.heads import Term
 # Scores per chunk: 64 MiB in float32. Larger gains nothing, smaller starts to pay for launching kernels.
 CHUNK_SCORES = 2**24
 
-# float16 keeps 5 exponent bits, and most softmax gradients are tiny: they are computed this much larger, then scaled back.
-HALF_HEADROOM = 1024.0
-
 
 class LossSums(NamedTuple):
     """Sums over the tokens that count, in nats, as 0-dim float32 tensors."""
@@ -61,7 +58,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         needs_features, needs_matrix, _, needs_token_weight, _ = ctx.needs_input_grad
         features_grad = torch.empty_like(features) if needs_features else None
         matrix_grad = torch.zeros_like(output_weight, dtype=torch.float32) if needs_matrix else None
-        headroom = HALF_HEADROOM if features.dtype == torch.float16 else 1.0
         losses, nlls = [], []
         for rows in _chunks(features.size(0), num_classes):
             scores = (features[rows] @ output_weight.t()).float()  # (n, V)
@@ -76,7 +72,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             # In place from here on: the chunk's scores become the gradient with respect to them.
             scores.sub_(normaliser).exp_().sub_(smoothing / num_classes)
             scores.scatter_add_(1, answer, torch.full_like(scores[:, :1], smoothing - 1.0))
-            scores.mul_((token_weight[rows] * headroom)[:, None])
+            scores.mul_(token_weight[rows, None])
             scores = scores.to(features.dtype)
             if features_grad is not None:
                 features_grad[rows] = scores @ output_weight
@@ -88,7 +84,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     matrix_grad += scores.t() @ features[rows]
         loss, nll = torch.cat(losses), torch.cat(nlls)
         ctx.save_for_backward(features_grad, matrix_grad, loss if needs_token_weight else None)
-        ctx.headroom, ctx.matrix_dtype = headroom, output_weight.dtype
+        ctx.matrix_dtype = output_weight.dtype
         nll_sum = (nll * token_weight).sum()
         ctx.mark_non_differentiable(nll_sum)
         return (loss * token_weight).sum(), nll_sum
@@ -97,10 +93,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, loss_grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         features_grad, matrix_grad, losses = ctx.saved_tensors
-        scale = loss_grad / ctx.headroom
         # In place: nobody else holds these buffers, and the graph is used once.
-        features_grad = None if features_grad is None else features_grad.mul_(scale)
-        matrix_grad = None if matrix_grad is None else matrix_grad.mul_(scale).to(ctx.matrix_dtype)
+        features_grad = None if features_grad is None else features_grad.mul_(loss_grad)
+        matrix_grad = None if matrix_grad is None else matrix_grad.mul_(loss_grad).to(ctx.matrix_dtype)
         return features_grad, matrix_grad, None, None if losses is None else losses * loss_grad, None
 
 

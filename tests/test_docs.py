@@ -1,0 +1,158 @@
+"""The documents say what is so: generated pages are current, the README's commands run, links lead somewhere."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lamina import __version__
+from lamina.cli import COMMANDS, main
+from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, retired_for
+from lamina.config.fields import unique_leaves
+from lamina.config.parser import parse, read_recipe, resolve
+from lamina.config.train import TrainConfig
+from lamina.docs import config_class, migration_row, pages, write_pages
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted((ROOT / "docs").glob("*.md"))
+LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+# What makes the README's commands quick enough for a test; of a flag that is given twice the last one counts.
+QUICKER = {"demo": "--max-update 2 --train-pairs 300 --samples 1", "preprocess": "--workers 1",
+           "train": "--max-update 3"}
+
+
+def read(path):
+    return path.read_text(encoding="utf-8")
+
+
+def fenced(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def command_lines(text):
+    """The `lamina ...` lines of a document's shell blocks, as lists of words."""
+    lines = "".join(fenced(text, "sh")).replace("\\\n", " ").splitlines()
+    return [shlex.split(line)[1:] for line in lines if line.startswith("lamina ")]
+
+
+# -- generated pages
+
+@pytest.mark.parametrize("name", pages())
+def test_generated_pages_are_up_to_date(name):
+    path = ROOT / "docs" / name
+    assert (read(path) if path.exists() else "") == pages()[name], f"docs/{name} is out of date: run `make docs`"
+
+
+def test_pages_are_written(tmp_path):
+    assert [path.name for path in write_pages(tmp_path / "new")] == list(pages())
+    assert read(tmp_path / "new" / "options.md") == pages()["options.md"]
+
+
+def test_every_option_is_listed():
+    page = pages()["options.md"]
+    for command in COMMANDS:
+        section = page.split(f"## lamina {command}\n")[1].split("\n## ")[0]
+        for leaf in unique_leaves(config_class(command)):
+            shown = leaf.name.upper() if leaf.info.positional else leaf.name
+            assert re.search(rf"^\| [^|]*`(--|--\[no-\])?{shown}`", section, flags=re.MULTILINE), (command, leaf.name)
+
+
+def test_defaults_that_depend_on_a_choice_say_so():
+    row = next(line for line in pages()["options.md"].splitlines() if line.startswith("| `--warmup-updates`"))
+    assert "4000 (inverse_sqrt)" in row
+
+
+@pytest.mark.parametrize("command", FAIRSEQ_OPTIONS)
+def test_migration_says_what_the_command_line_does(command):
+    for name in FAIRSEQ_OPTIONS[command]:
+        _, status, text = migration_row(command, name)
+        assert status in ("same", "alias", "retired", "refused")
+        assert text
+        assert (status in ("retired", "refused")) == (name in {option.name for option in retired_for(command)})
+
+
+def test_the_generator_does_not_import_torch():
+    code = "import sys, lamina.docs; lamina.docs.pages(); assert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- commands in documents
+
+def test_the_readme_runs_from_text_to_a_score(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    commands = command_lines(read(ROOT / "README.md"))
+    assert [words[0] for words in commands] == ["demo", "preprocess", "train"]
+    for words in commands:
+        assert main([*words, *shlex.split(QUICKER[words[0]])]) == 0, words
+    output = capsys.readouterr().out
+    assert "test BLEU: " in output
+    assert re.search(r"valid on 'valid' subset \| .*\| bleu \d", output)
+    assert (tmp_path / "checkpoints" / "checkpoint_best.pt").exists()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_in_documents_parse(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.yaml").write_text("max-tokens: 4096\n")
+    for words in command_lines(read(path)):
+        words = words[:words.index(">")] if ">" in words else words
+        cls = config_class(words[0])
+        given, notices = parse(f"lamina {words[0]}", cls, "", words[1:])
+        resolve(cls, given)
+        assert not notices, words
+
+
+def test_benchmarks_named_in_the_readme_take_these_flags():
+    commands = re.findall(r"`python (benchmarks/\w+\.py) ([^`]+)`", read(ROOT / "README.md"))
+    assert commands
+    for script, flags in commands:
+        done = subprocess.run([sys.executable, script, "--help"], cwd=ROOT, check=True, capture_output=True, text=True)
+        for flag in re.findall(r"--[\w-]+", flags):
+            assert flag in done.stdout, (script, flag)
+
+
+def test_the_recipe_in_the_documents_is_one(tmp_path):
+    (text,) = fenced(read(ROOT / "docs" / "formats.md"), "yaml")
+    (tmp_path / "recipe.yaml").write_text(text)
+    recipe = read_recipe(str(tmp_path / "recipe.yaml"), TrainConfig)
+    assert resolve(TrainConfig, {"data": "x", "config": str(tmp_path / "recipe.yaml")}).seed == 1
+    assert recipe["epoch-checkpoints"] is False
+
+
+# -- links, citations, versions
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    for link in LINK.findall(read(path)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name) if name else path
+        assert target.exists(), f"{path.name}: {link}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", read(target), flags=re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}, link
+
+
+def test_every_cited_paper_has_a_row_and_every_row_a_test():
+    page = read(ROOT / "docs" / "papers.md")
+    for command in COMMANDS:
+        for leaf in unique_leaves(config_class(command)):
+            for citation in re.findall(r"[A-Z][^;]*?\d{4}", leaf.info.paper):
+                assert citation in page, f"docs/papers.md lacks {citation} (--{leaf.name})"
+    for test, file in re.findall(r"\[`(test_\w+)`\]\(([^)]+)\)", page):
+        assert f"def {test}(" in read(ROOT / "docs" / file), f"docs/papers.md: {file} has no {test}"
+
+
+def test_the_changelog_begins_with_this_version():
+    top = re.search(r"^## \[?([^\]\s]+)", read(ROOT / "CHANGELOG.md"), flags=re.MULTILINE)
+    assert top
+    assert top[1] in ("Unreleased", __version__)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_documents_name_no_one_machine(path):
+    assert not re.search(r"/work/|/tmp/|/home/", read(path))
