@@ -12,7 +12,7 @@ from lamina import __version__
 from lamina.cli import COMMANDS, main
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, retired_for
 from lamina.config.fields import unique_leaves
-from lamina.config.parser import parse, read_recipe, resolve
+from lamina.config.parser import parse, resolve
 from lamina.config.train import TrainConfig
 from lamina.docs import config_class, migration_row, pages, write_pages
 
@@ -117,9 +117,10 @@ def test_benchmarks_named_in_the_readme_take_these_flags():
 def test_the_recipe_in_the_documents_is_one(tmp_path):
     (text,) = fenced(read(ROOT / "docs" / "formats.md"), "yaml")
     (tmp_path / "recipe.yaml").write_text(text)
-    recipe = read_recipe(str(tmp_path / "recipe.yaml"), TrainConfig)
-    assert resolve(TrainConfig, {"data": "x", "config": str(tmp_path / "recipe.yaml")}).seed == 1
-    assert recipe["epoch-checkpoints"] is False
+    given, _ = parse("lamina train", TrainConfig, "", ["DATA", "--config", str(tmp_path / "recipe.yaml")])
+    config = resolve(TrainConfig, given)
+    assert config.seed == 1
+    assert not config.saving.has_epochs
 
 
 # -- links, citations, versions

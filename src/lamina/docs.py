@@ -10,7 +10,7 @@ from typing import Any
 
 from lamina.cli import COMMANDS, load
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, Retired, retired_for
-from lamina.config.fields import MISSING, Leaf, flatten, leaves, unique_leaves
+from lamina.config.fields import Leaf, default_text, flatten, leaves, unique_leaves
 from lamina.config.presets import PRESETS
 
 NOTE = "<!-- Written by `make docs` from the configuration classes: change those, or src/lamina/docs.py. -->"
@@ -199,28 +199,6 @@ def _owners(cls: type, name: str) -> list[str]:
         for selector, kind in leaf.chosen_by:
             kinds.setdefault(selector, []).append(kind)
     return [f"`--{selector}` {', '.join(chosen)}" for selector, chosen in kinds.items()]
-
-
-def default_text(cls: type, leaf: Leaf) -> str:
-    """The default, and where it depends on the variant, which one has which."""
-    homes = _homes(cls, leaf.name)
-    kinds: dict[str, list[str]] = {}
-    for home in homes:
-        kinds.setdefault(_shown(home), []).extend(kind for _, kind in home.chosen_by)
-    if len(kinds) == 1:
-        return _shown(leaf)
-    return "; ".join(f"{shown} ({', '.join(owners)})" for shown, owners in kinds.items())
-
-
-def _shown(leaf: Leaf) -> str:
-    default = leaf.default
-    if default is MISSING:
-        return "required"
-    if leaf.is_bool:
-        return "on" if default else "off"
-    if default is None or default == ():
-        return ""
-    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
 PRESET_COLUMNS = ("layers", "embed-dim", "ffn-embed-dim", "attention-heads", "normalize-before")

@@ -59,13 +59,23 @@ def test_print_config_is_a_recipe_that_gives_itself(tmp_path, capsys):
 
 @pytest.mark.parametrize(("text", "message"), [
     ("max-tokens: [", "not YAML"), ("- a\n- b\n", "`flag: value` lines"), ("max-tokns: 5\n", "Did you mean --max-tokens"),
-    ("max-tokens: many\n", "a whole number"),
+    ("max-tokens: many\n", "a whole number"), ("layer-wise-attention: true\n", "not supported"),
 ])
 def test_bad_recipes(tmp_path, text, message):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(text)
     with pytest.raises(ConfigError, match=message):
         train_config("--config", str(recipe))
+
+
+def test_a_recipe_may_use_old_names(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("max-sentences: 16\nrelu_dropout: 0.2\nddp-backend: no_c10d\nmin-lr: -1\n")
+    given, notices = parse("lamina train", TrainConfig, "", ["DATA", "--config", str(recipe)])
+    config = resolve(TrainConfig, given)
+    assert config.batches.max_sentences == 16
+    assert config.model.dropout.activation_p == 0.2
+    assert len(notices) == 1
 
 
 def test_a_missing_recipe():

@@ -13,8 +13,8 @@ from lamina.errors import DivergenceError
 from lamina.models.build import build_model
 from lamina.train.progress import Progress
 from lamina.train.scale import LossScale
-from lamina.train.update import Updater
-from lamina.train.watch import Watch
+from lamina.train.update import Updater, UpdateResult
+from lamina.train.watch import MAX_SKIPPED_IN_A_ROW, Watch
 from lamina.train.weights import ALIGNMENT, FlatWeights
 from tiny import VOCABULARY_SIZE, tiny_config, tiny_model, tiny_pair
 
@@ -122,6 +122,21 @@ def test_divergence_names_update_and_parameter_and_keeps_the_weights(dtype, advi
     with pytest.raises(DivergenceError, match=rf"update 8: the gradient of .*\.weight overflowed.*{advice}"):
         watch.add(result, 0.1)
     assert torch.equal(updater.weights.master.nan_to_num(5.0), before.nan_to_num(5.0))
+
+
+def test_endless_overflows_are_divergence_even_at_the_threshold():
+    precision = PrecisionConfig(fp16=True, threshold_loss_scale=0.03125)
+    progress = Progress()
+    watch = Watch(progress, precision, ("w",), torch.device("cpu"), torch.float16)
+    skipped = UpdateResult(torch.tensor([1.0, 1.0, math.inf, 0.03125, 0.0]), torch.tensor([math.inf]), 5, 1)
+    taken = UpdateResult(torch.tensor([1.0, 1.0, 1.0, 0.03125, 1.0]), torch.tensor([1.0]), 5, 1)
+    for _ in range(MAX_SKIPPED_IN_A_ROW - 1):
+        watch.add(skipped, 0.1)
+    watch.add(taken, 0.1)
+    for _ in range(MAX_SKIPPED_IN_A_ROW - 1):
+        watch.add(skipped, 0.1)
+    with pytest.raises(DivergenceError, match="64 updates in a row were skipped"):
+        watch.add(skipped, 0.1)
 
 
 def test_an_overflow_in_float16_is_skipped_and_counted_as_no_step():

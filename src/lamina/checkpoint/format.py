@@ -31,7 +31,7 @@ FORMAT = 1
 class Checkpoint:
     """Plain values and tensors only."""
 
-    config: dict[str, Any]  # the run's configuration, flat, as `lamina train --print-config` prints it
+    config: dict[str, Any]  # the run's configuration in its flat form, the keys of a recipe
     languages: tuple[str, str]
     dictionaries: tuple[str, str]  # the texts of the dict.txt files, source and target
     subwords: tuple[dict[str, Any], dict[str, Any]]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from pathlib import Path
 
 from lamina.config.demo import DemoConfig
 from lamina.demo.corpus import build_corpus, write_corpus
+from lamina.errors import ConfigError
 
 MODEL_FLAGS = ("--arch tiny --share-all-embeddings --encoder-layers 3 --decoder-layers 3 --encoder-embed-dim 192 "
-               "--encoder-ffn-embed-dim 512 --encoder-normalize-before --decoder-normalize-before --dropout 0.1")
+               "--encoder-ffn-embed-dim 512 --dropout 0.1")
 TRAIN_FLAGS = ("--criterion label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' "
-               "--lr 0.003 --lr-scheduler inverse_sqrt --warmup-updates 150 --clip-norm 1.0 --max-tokens 1024 "
+               "--lr 0.001 --lr-scheduler inverse_sqrt --warmup-updates 150 --clip-norm 1.0 --max-tokens 1024 "
                "--log-interval 100 --no-epoch-checkpoints")
 
 
@@ -20,6 +22,7 @@ def run(config: DemoConfig) -> None:
     from lamina.cli import main
 
     folder = Path(config.folder)
+    _claim(folder, {"train-pairs": config.num_pairs, "seed": config.seed})
     started = time.perf_counter()
     corpus = build_corpus(num_train=config.num_pairs, seed=config.seed)
     (folder / "text").mkdir(parents=True, exist_ok=True)
@@ -32,6 +35,16 @@ def run(config: DemoConfig) -> None:
             raise SystemExit(2)
     _show_translations(config, folder, [source for source, _ in corpus.test], [target for _, target in corpus.test])
     print(f"| {time.perf_counter() - started:.0f} s in all; the model is {folder / 'checkpoints' / 'checkpoint_best.pt'}")
+
+
+def _claim(folder: Path, settings: dict[str, int]) -> None:
+    """A model goes on training only on the corpus that it began with, so a folder belongs to one."""
+    note = folder / "demo.json"
+    if note.exists() and json.loads(note.read_text()) != settings:
+        raise ConfigError(f"{folder} holds a demo with other settings ({note.read_text().strip()}). Remove it, or name another "
+                          "folder with --folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps(settings) + "\n")
 
 
 def _commands(config: DemoConfig, folder: Path) -> list[str]:

@@ -274,6 +274,27 @@ def unique_leaves(cls: type) -> list[Leaf]:
     return list(seen.values())
 
 
+def default_text(cls: type, leaf: Leaf) -> str:
+    """The default as one types it; where it depends on the variant, which one has which."""
+    kinds: dict[str, list[str]] = {}
+    for home in leaves(cls):
+        if home.name == leaf.name:
+            kinds.setdefault(_shown_default(home), []).extend(kind for _, kind in home.chosen_by)
+    if len(kinds) == 1:
+        return _shown_default(leaf)
+    return "; ".join(f"{shown or 'none'} ({', '.join(owners)})" for shown, owners in kinds.items())
+
+
+def _shown_default(leaf: Leaf) -> str:
+    if leaf.default is MISSING:
+        return "required"
+    if leaf.is_bool:
+        return "on" if leaf.default else "off"
+    if leaf.default is None or leaf.default == ():
+        return ""
+    return ",".join(map(str, leaf.default)) if isinstance(leaf.default, tuple) else str(leaf.default)
+
+
 def with_positive_names(values: Mapping[str, Any], cls: type) -> dict[str, Any]:
     """{"no-save": True} as {"save": False}, for options that are switched off by name."""
     switches = {f"no-{leaf.name}": leaf.name for leaf in unique_leaves(cls) if leaf.is_bool}

@@ -14,7 +14,7 @@ from lamina.config.fields import check, flag
 
 _MOMENTUM_HELP = "share of the last update's velocity that carries over; 0.9 to 0.99 is usual, 0 turns it off"
 _WARMUP_HELP = ("raise the learning rate in a straight line over the first N updates; 4000 suits Post-LN models, "
-                "deeper ones need more; without it, inverse_sqrt takes 4000 and the others 0")
+                "deeper ones need more")
 _SHRINK_HELP = "factor on the learning rate at each annealed epoch (fixed) or restart (cosine); 0.5 to 0.75 is gentle"
 
 
@@ -91,7 +91,7 @@ class Nag(Optimizer):
     Nesterov's variant looks one velocity ahead (Sutskever et al. 2013, §2.1); weight decay is decoupled.
     """
 
-    momentum: float = flag(0.99, f"{_MOMENTUM_HELP}; without it, nag takes 0.99 and sgd 0",
+    momentum: float = flag(0.99, f"{_MOMENTUM_HELP}",
                            paper="Sutskever et al. 2013, §2")
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class Sgd(Optimizer):
     As torch.optim.SGD: weight decay is added to the gradient, so momentum carries it over.
     """
 
-    momentum: float = flag(0.0, f"{_MOMENTUM_HELP}; without it, nag takes 0.99 and sgd 0",
+    momentum: float = flag(0.0, f"{_MOMENTUM_HELP}",
                            paper="Sutskever et al. 2013, §2")
 
     def __post_init__(self) -> None:

@@ -11,18 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from lamina.config.fairseq_options import retired_for
+from lamina.config.fairseq_options import Retired, retired_for
 from lamina.config.fields import (
     MISSING,
     NO_VALUE,
     Leaf,
     build,
-    coerce,
+    default_text,
     describe,
     leaves,
     suggestion,
     unique_leaves,
-    with_positive_names,
 )
 from lamina.config.presets import PRESETS, preset_values
 from lamina.errors import ConfigError
@@ -88,34 +87,46 @@ def _help_text(cls: type, leaf: Leaf) -> str:
         notes.append("for " + ", ".join(dict.fromkeys(kinds)))
     if leaf.info.paper:
         notes.append(leaf.info.paper)
-    if leaf.is_bool:
-        notes.append("default: on" if leaf.default else "default: off")
-    elif leaf.default is not MISSING and leaf.default is not None and leaf.default != ():
-        shown = ",".join(map(str, leaf.default)) if isinstance(leaf.default, tuple) else leaf.default
-        notes.append(f"default: {shown}")
+    default = default_text(cls, leaf)
+    if default and leaf.default is not MISSING:
+        notes.append(f"default: {default}")
     text = leaf.info.help + (f" ({'; '.join(notes)})" if notes else "")
     return text.replace("%", "%%")
 
 
 def parse(prog: str, cls: type, description: str, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The flags that were given, by flat name, and the notices that retired ones deserve."""
-    command = prog.split()[-1]
+    """What was given, by flat name, in the recipe and on the command line, and the notices that retired options deserve."""
     parser = make_parser(prog, cls, description)
     known = {option for action in parser._actions for option in action.option_strings}
-    retired = {option.name: option for option in retired_for(command)}
+    retired = {option.name: option for option in retired_for(prog.split()[-1])}
     for option in retired.values():
         arity: dict[str, Any] = {} if option.takes_value else {"action": "store_true"}
         parser.add_argument(f"--{option.name}", dest=f"retired {option.name}", help=argparse.SUPPRESS, **arity)
-    namespace, rest = parser.parse_known_args([_with_dashes(word) for word in argv])
-    if rest:
-        name = rest[0].split("=")[0]
-        if name.startswith("-"):
-            hint = suggestion(name, [known_name.lstrip("-") for known_name in known])
-            raise ConfigError(f"unknown option {name}.{hint} `{prog} --help` lists them all.")
-        raise ConfigError(f"unexpected argument {rest[0]!r}: {prog} takes no further words. See `{prog} --help`.")
+
+    def read(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+        namespace, rest = parser.parse_known_args([_with_dashes(word) for word in words])
+        if rest:
+            name = rest[0].split("=")[0]
+            if name.startswith("-"):
+                hint = suggestion(name, [known_name.lstrip("-") for known_name in known])
+                raise ConfigError(f"unknown option {name}.{hint} `{prog} --help` lists them all.")
+            raise ConfigError(f"unexpected argument {rest[0]!r}: {prog} takes no further words. See `{prog} --help`.")
+        return _without_retired(vars(namespace), retired)
+
+    given, notices = read(argv)
+    if given.get("config"):
+        try:
+            recipe, recipe_notices = read(_recipe_words(given["config"], cls))
+        except ConfigError as error:
+            raise ConfigError(f"--config {given['config']}: {error}") from None
+        given, notices = recipe | given, recipe_notices + notices
+    return given, notices
+
+
+def _without_retired(values: dict[str, Any], retired: dict[str, Retired]) -> tuple[dict[str, Any], list[str]]:
     given: dict[str, Any] = {}
     notices = []
-    for name, value in vars(namespace).items():
+    for name, value in values.items():
         if not name.startswith("retired "):
             given[name] = value
             continue
@@ -134,39 +145,43 @@ def _with_dashes(word: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
-def read_recipe(path: str, cls: type) -> dict[str, Any]:
-    """A recipe is a flat YAML mapping whose keys are flags, with - or _."""
+def _recipe_words(path: str, cls: type) -> list[str]:
+    """A recipe is a flat YAML mapping whose keys are flags, with - or _; here as the words one would type."""
     import yaml
 
     try:
         recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path} cannot be read: {error}.") from None
+        raise ConfigError(f"cannot be read: {error}.") from None
     except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        raise ConfigError(f"--config {path} is not YAML{f' (line {where.line + 1})' if where else ''}: "
-                          f"{getattr(error, 'problem', error)}.") from None
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark else ""
+        raise ConfigError(f"not YAML{where}: {getattr(error, 'problem', error)}.") from None
     if not isinstance(recipe, dict):
-        raise ConfigError(f"--config {path} must hold `flag: value` lines, such as `max-tokens: 4096`.")
-    known = {leaf.name: leaf for leaf in unique_leaves(cls)}
-    values = with_positive_names({str(name).replace("_", "-"): value for name, value in recipe.items()}, cls)
-    for name, value in values.items():
-        if name not in known:
-            raise ConfigError(f"--config {path}: unknown key {name!r}.{suggestion(name, known)}")
-        coerce(known[name].type, value, name, known[name].info.choices)
-    return values
+        raise ConfigError("must hold `flag: value` lines, such as `max-tokens: 4096`.")
+    positional = {leaf.name for leaf in unique_leaves(cls) if leaf.info.positional}
+    words: list[str] = []
+    for key, value in recipe.items():
+        name = str(key).replace("_", "-")
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            off = name.removeprefix("no-") if name.startswith("no-") else f"no-{name}"
+            words.append(f"--{name if value else off}")
+        else:
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            words.append(text if name in positional else f"--{name}={text}")
+    return words
 
 
 def resolve(cls: type[T], given: dict[str, Any]) -> T:
-    """Preset, then recipe, then flags: the later one wins."""
-    recipe = read_recipe(given["config"], cls) if given.get("config") else {}
-    explicit = recipe | given
+    """The configuration: the preset's values, and over them what was given."""
     base: dict[str, Any] = {}
     default = next((leaf.default for leaf in unique_leaves(cls) if leaf.name == "arch"), None)
     if default is not None:
-        arch = explicit.get("arch", default)
+        arch = given.get("arch", default)
         if arch not in PRESETS:
             hint = suggestion(arch, PRESETS).replace("--", "")
             raise ConfigError(f"--arch is {arch!r}.{hint} Known: {', '.join(PRESETS)}.")
-        base = preset_values(arch, explicit)
-    return build(cls, base | explicit, explicit)
+        base = preset_values(arch, given)
+    return build(cls, base | given, given)

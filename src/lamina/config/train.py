@@ -53,7 +53,7 @@ class OptimizationConfig:
     max_update: int = flag(0, "stop after this many updates; 0: no limit", aliases=("mu",))
     clip_norm: float = flag(25.0, "scale gradients down to this norm; 0: never", paper="Pascanu et al. 2013")
     update_freq: tuple[int, ...] = flag((1,), "batches whose gradients make one update; a list gives one number an epoch",
-                                        metavar="N[,N..]", paper="Ott et al. 2018 §3.2")
+                                        metavar="N[,N..]", paper="Ott et al. 2018")
     sentence_avg: bool = flag(False, "average the loss over sentences instead of tokens")
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class OptimizationConfig:
 class PrecisionConfig:
     """Precision and device."""
 
-    fp16: bool = flag(False, "compute in float16 with a dynamic loss scale and float32 master weights",
+    fp16: bool = flag(False, "compute in float16 with a dynamic loss scale and float32 master weights, under either name",
                       aliases=("memory-efficient-fp16",), paper="Micikevicius et al. 2018")
     bf16: bool = flag(False, "compute in bfloat16 with float32 master weights; needs no loss scale")
     fp16_init_scale: float = flag(128.0, "first loss scale", needs="fp16")

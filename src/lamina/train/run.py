@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from lamina.checkpoint.format import Checkpoint, load_checkpoint, load_weights_
+from lamina.checkpoint.format import Checkpoint, load_checkpoint
 from lamina.config.fields import flatten
 from lamina.config.train import TrainConfig
 from lamina.data.feed import Feed
-from lamina.errors import CheckpointError, ConfigError, DataError
+from lamina.errors import ConfigError, DataError
 from lamina.init.pretrained import load_embeddings_
 from lamina.models.build import build_model
 from lamina.tasks.translation import Translation
@@ -21,6 +21,7 @@ from lamina.text.subword import subword_to_dict
 from lamina.train.keeper import Keeper
 from lamina.train.progress import Progress
 from lamina.train.report import Reporter
+from lamina.train.restore import DEFAULT_RESTORE_FILE, find_restore_file, optimizer_state, restore_training, restore_weights_
 from lamina.train.schedule import build_schedule
 from lamina.train.update import Updater
 from lamina.train.validate import bits_per_token, validation_bleu, validation_loss
@@ -49,10 +50,10 @@ class Run:
         self.model.to(self.device)
         self.keeper = Keeper(config.saving)
         self.progress = Progress()
-        restored = self._restore_weights()
+        checkpoint = self._starting_point()
         self.updater = Updater(self.model, optimization, config.precision, self.dtype)
-        if restored is not None:
-            self._restore_training(*restored)
+        if checkpoint is not None:
+            self.progress = restore_training(checkpoint, self.updater, config, self.reporter.note)
         self.watch = Watch(self.progress, config.precision, self.updater.weights.names, self.device, self.dtype,
                            self.reporter)
         self._feeds: dict[int, Feed] = {}
@@ -209,13 +210,26 @@ class Run:
 
     # -- checkpoints
 
+    def _starting_point(self) -> Checkpoint | None:
+        """Load the weights to begin with, if there are any; the checkpoint, where the run is to go on from it."""
+        saving = self.config.saving
+        path = find_restore_file(saving)
+        if path is not None:
+            checkpoint = load_checkpoint(path, self.device)
+            restore_weights_(self.model, checkpoint, self.task, path)
+            return checkpoint
+        if saving.restore_file != DEFAULT_RESTORE_FILE:
+            self.reporter.note(f"no checkpoint {saving.restore_file}: starting afresh")
+        if saving.finetune_from_model:
+            path = Path(saving.finetune_from_model)
+            restore_weights_(self.model, load_checkpoint(path, self.device), self.task, path)
+            self.reporter.note(f"weights taken from {path}")
+        return None
+
     def checkpoint(self, metrics: dict[str, float]) -> Checkpoint:
-        weights, updater = self.updater.weights, self.updater
-        optimizer = {name: weights.named(value) if value.shape == weights.master.shape else value
-                     for name, value in updater.optimizer.state().items()}
-        training: dict[str, Any] = {"progress": self.progress.state(), "scale": updater.scale.state()}
+        training: dict[str, Any] = {"progress": self.progress.state(), "scale": self.updater.scale.state()}
         if self.config.saving.has_optimizer_state:
-            training["optimizer"] = optimizer
+            training["optimizer"] = optimizer_state(self.updater)
             training["optimizer_kind"] = flatten(self.config.optimization)["optimizer"]
         source, target = self.task.vocabularies
         return Checkpoint(
@@ -223,79 +237,10 @@ class Run:
             languages=(self.task.languages.source, self.task.languages.target),
             dictionaries=(source.to_text(), target.to_text()),
             subwords=(subword_to_dict(self.task.subwords[0]), subword_to_dict(self.task.subwords[1])),
-            weights=weights.named(weights.master),
+            weights=self.updater.weights.named(self.updater.weights.master),
             training=training,
             metrics=metrics,
         )
-
-    def _restore_weights(self) -> tuple[Checkpoint, Path] | None:
-        """Load the weights to go on from, if there are any; the rest follows when the optimizer exists."""
-        saving = self.config.saving
-        path = next((path for path in (Path(saving.save_dir, saving.restore_file), Path(saving.restore_file))
-                     if path.is_file()), None)
-        if path is None:
-            if saving.restore_file != "checkpoint_last.pt":
-                self.reporter.note(f"no checkpoint {saving.restore_file}: starting afresh")
-            if saving.finetune_from_model:
-                self._load_weights(load_checkpoint(saving.finetune_from_model, self.device), saving.finetune_from_model)
-                self.reporter.note(f"weights taken from {saving.finetune_from_model}")
-            return None
-        checkpoint = load_checkpoint(path, self.device)
-        self._load_weights(checkpoint, path)
-        return checkpoint, path
-
-    def _load_weights(self, checkpoint: Checkpoint, path: str | Path) -> None:
-        for side, theirs, ours in zip(("source", "target"), checkpoint.vocabularies(), self.task.vocabularies, strict=True):
-            if theirs != ours:
-                raise CheckpointError(f"{path} was trained with the {side} dictionary {theirs.digest}, but "
-                                      f"{self.task.folders[0]} has {ours.digest}. Pass the matching data folder, or "
-                                      "preprocess again with that dictionary (--srcdict, --tgtdict).")
-        load_weights_(self.model, checkpoint.weights)
-
-    def _restore_training(self, checkpoint: Checkpoint, path: Path) -> None:
-        saving, training = self.config.saving, checkpoint.training
-        progress = Progress.from_state(training.get("progress", {}))
-        has_optimizer = "optimizer" in training and not saving.reset_optimizer
-        if has_optimizer:
-            kind = flatten(self.config.optimization)["optimizer"]
-            if training["optimizer_kind"] != kind:
-                raise CheckpointError(f"{path} was trained with --optimizer {training['optimizer_kind']}, not {kind}. "
-                                      "Use that one, or add --reset-optimizer.")
-            self._load_optimizer(training["optimizer"])
-            self.updater.scale.load_state_(training["scale"])
-        else:
-            # As in the references: without the optimizer's state, updates count from 0 again.
-            progress.updates = progress.schedule_start = 0
-            if not saving.reset_optimizer:
-                self.reporter.note(f"{path} holds no optimizer state: it starts afresh")
-        if saving.reset_lr_scheduler:
-            progress.schedule_start = progress.updates
-        if saving.reset_dataloader:
-            progress.begin_epoch(1)
-        if saving.reset_meters:
-            progress.forget_scores()
-        self.progress = progress
-        self.reporter.note(f"loaded {path} (epoch {progress.epoch} @ {progress.updates} updates)")
-
-    def _load_optimizer(self, stored: dict[str, Any]) -> None:
-        weights = self.updater.weights
-        state = self.updater.optimizer.state()
-        if stored.keys() != state.keys():
-            raise CheckpointError(f"the checkpoint's optimizer state has {', '.join(sorted(stored))}; expected "
-                                  f"{', '.join(sorted(state))}. Add --reset-optimizer to start it afresh.")
-        loaded = {}
-        for name, value in state.items():
-            if isinstance(stored[name], dict):
-                flat = torch.zeros_like(value)
-                for parameter, view in weights.named(flat).items():
-                    if parameter not in stored[name] or stored[name][parameter].shape != view.shape:
-                        raise CheckpointError(f"the checkpoint's optimizer state does not fit {parameter}. "
-                                              "Add --reset-optimizer to start it afresh.")
-                    view.copy_(stored[name][parameter])
-                loaded[name] = flat
-            else:
-                loaded[name] = stored[name]
-        self.updater.optimizer.load_state_(loaded)
 
 
 def _compute_type(config: TrainConfig, device: torch.device) -> tuple[torch.dtype, list[str]]:

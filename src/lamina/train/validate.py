@@ -13,6 +13,7 @@ from lamina.decode.greedy import translate_greedily
 from lamina.metrics.bleu import corpus_bleu
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.tasks.translation import Translation
+from lamina.text.vocabulary import SPECIAL_SYMBOLS, UNK
 from lamina.train.loss import label_smoothed_loss
 
 
@@ -39,6 +40,10 @@ def perplexity(bits: float) -> float:
     return 2.0**bits if bits < 1000 else math.inf
 
 
+# An unknown word in a reference must not match one in a translation: the two were never the same word.
+UNKNOWN_IN_REFERENCE = "UNKNOWNINREFERENCE"
+
+
 class Sample:
     """A translation to look at."""
 
@@ -54,7 +59,8 @@ def validation_bleu(model: EncoderDecoder, batches: Iterable[Batch], task: Trans
     sample = None
     for batch in batches:
         texts = [task.target_text(ids, config.remove_bpe) for ids in translate_greedily(model, batch.source)]
-        answers = [task.target_text(row, config.remove_bpe) for row in batch.target_out.tolist()]
+        answers = [task.target_text(row, config.remove_bpe).replace(SPECIAL_SYMBOLS[UNK], UNKNOWN_IN_REFERENCE)
+                   for row in batch.target_out.tolist()]
         hypotheses += texts
         references += answers
         if sample is None:

@@ -15,6 +15,9 @@ from lamina.train.progress import Progress
 from lamina.train.report import Reporter
 from lamina.train.update import UpdateResult
 
+# An overflow now and then is how the loss scale finds its level; this many in a row are no search any more.
+MAX_SKIPPED_IN_A_ROW = 64
+
 
 class _Pending(NamedTuple):
     result: UpdateResult
@@ -36,6 +39,7 @@ class Watch:
         self.dtype = dtype
         self._lag = 1 if device.type == "cuda" else 0
         self._pending: deque[_Pending] = deque()
+        self._num_skipped = 0
 
     def add(self, result: UpdateResult, lr: float) -> None:
         progress = self.progress
@@ -54,6 +58,7 @@ class Watch:
         if not took_step:
             self._check_overflow(item, scale)
             return
+        self._num_skipped = 0
         progress = self.progress
         progress.epoch_loss += loss
         progress.epoch_nll += nll
@@ -67,13 +72,20 @@ class Watch:
     def _check_overflow(self, item: _Pending, scale: float) -> None:
         """A step that was not taken left every weight as it was."""
         is_float16 = self.dtype == torch.float16
-        if is_float16 and scale / 2 >= self.min_loss_scale:
+        self._num_skipped += 1
+        if is_float16 and scale / 2 >= self.min_loss_scale and self._num_skipped < MAX_SKIPPED_IN_A_ROW:
             return
         norms = item.result.grad_norms.tolist()
         culprit = next((name for name, norm in zip(self.parameter_names, norms, strict=True) if not math.isfinite(norm)),
                        "all of them together")
-        what = f"the loss scale fell below --min-loss-scale {self.min_loss_scale}" if is_float16 else "it is not finite"
-        advice = ("use --bf16, which needs no loss scale, " if is_float16 else "lower --lr, ") + \
-            "lengthen --warmup-updates, set --clip-norm 1, or train a deep Post-LN model with --init-type admin"
+        if not is_float16:
+            what = "it is not finite"
+        elif scale / 2 < self.min_loss_scale:
+            what = f"the loss scale fell below --min-loss-scale {self.min_loss_scale}"
+        else:
+            what = f"{self._num_skipped} updates in a row were skipped"
+        advice = "use --bf16, which needs no loss scale" if is_float16 else "lower --lr"
         raise DivergenceError(f"training diverged at update {item.update}: the gradient of {culprit} overflowed and {what}. "
-                              f"The weights before it are kept, in the last checkpoint. Try: {advice}.")
+                              f"The weights before it are kept, in the last checkpoint. Try: {advice}, lengthen "
+                              "--warmup-updates, set --clip-norm 1, or normalise first (--encoder-normalize-before "
+                              "--decoder-normalize-before), which deep models need.")

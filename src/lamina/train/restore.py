@@ -1,0 +1,89 @@
+"""Going on from a checkpoint: weights, optimizer, loss scale and progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lamina.checkpoint.format import Checkpoint, load_weights_
+from lamina.config.fields import flatten
+from lamina.config.train import SavingConfig, TrainConfig
+from lamina.errors import CheckpointError
+from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.tasks.translation import Translation
+from lamina.train.progress import Progress
+from lamina.train.update import Updater
+
+DEFAULT_RESTORE_FILE = SavingConfig().restore_file
+
+
+def find_restore_file(saving: SavingConfig) -> Path | None:
+    """In the save folder, or where the path says; None means a fresh start."""
+    places = (Path(saving.save_dir, saving.restore_file), Path(saving.restore_file))
+    return next((path for path in places if path.is_file()), None)
+
+
+def restore_weights_(model: EncoderDecoder, checkpoint: Checkpoint, task: Translation, path: Path) -> None:
+    for side, theirs, ours in zip(("source", "target"), checkpoint.vocabularies(), task.vocabularies, strict=True):
+        if theirs != ours:
+            raise CheckpointError(f"{path} was trained with the {side} dictionary {theirs.digest}, but {task.folders[0]} has "
+                                  f"{ours.digest}. Pass the matching data folder, or preprocess again with that dictionary "
+                                  "(--srcdict, --tgtdict).")
+    load_weights_(model, checkpoint.weights)
+
+
+def restore_training(checkpoint: Checkpoint, updater: Updater, config: TrainConfig, note: Callable[[str], None]) -> Progress:
+    """Put the optimizer back where it was; the progress to go on with, less what the --reset flags forget."""
+    saving, training = config.saving, checkpoint.training
+    progress = Progress.from_state(training.get("progress", {}))
+    if "optimizer" in training and not saving.reset_optimizer:
+        kind = flatten(config.optimization)["optimizer"]
+        if training["optimizer_kind"] != kind:
+            raise CheckpointError(f"the checkpoint was trained with --optimizer {training['optimizer_kind']}, not {kind}. "
+                                  "Use that one, or add --reset-optimizer.")
+        load_optimizer_(updater, training["optimizer"])
+        updater.scale.load_state_(training["scale"])
+    else:
+        # As in the references: without the optimizer's state, updates count from 0 again.
+        progress.updates = progress.schedule_start = 0
+        if not saving.reset_optimizer:
+            note("the checkpoint holds no optimizer state: it starts afresh")
+    if saving.reset_lr_scheduler:
+        progress.schedule_start = progress.updates
+    if saving.reset_dataloader:
+        progress.begin_epoch(1)
+    if saving.reset_meters:
+        progress.forget_scores()
+    note(f"loaded {find_restore_file(saving)} (epoch {progress.epoch} @ {progress.updates} updates)")
+    return progress
+
+
+def optimizer_state(updater: Updater) -> dict[str, Any]:
+    """By parameter, so that a file does not depend on how weights lie in memory."""
+    weights = updater.weights
+    return {name: weights.named(value) if value.shape == weights.master.shape else value
+            for name, value in updater.optimizer.state().items()}
+
+
+def load_optimizer_(updater: Updater, stored: dict[str, Any]) -> None:
+    state = updater.optimizer.state()
+    if stored.keys() != state.keys():
+        raise CheckpointError(f"the checkpoint's optimizer state has {', '.join(sorted(stored))}; expected "
+                              f"{', '.join(sorted(state))}. Add --reset-optimizer to start it afresh.")
+    updater.optimizer.load_state_({name: _flat(updater, stored[name], value) for name, value in state.items()})
+
+
+def _flat(updater: Updater, stored: Tensor | dict[str, Tensor], like: Tensor) -> Tensor:
+    if isinstance(stored, Tensor):
+        return stored
+    flat = torch.zeros_like(like)
+    for name, view in updater.weights.named(flat).items():
+        if name not in stored or stored[name].shape != view.shape:
+            raise CheckpointError(f"the checkpoint's optimizer state does not fit {name}. Add --reset-optimizer to start "
+                                  "it afresh.")
+        view.copy_(stored[name])
+    return flat
