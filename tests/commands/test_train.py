@@ -34,7 +34,7 @@ def test_a_run_from_start_to_end(data, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "num. model params: " in out
     assert "effective batch: up to 64 tokens (max-tokens 64 x update-freq 1 x 1 rank)" in out
-    assert re.search(r"\| epoch 001: +1 / \d+ loss=[\d.]+, nll_loss=[\d.]+, ppl=[\d.]+, wps=\d+", out)
+    assert re.search(r"\| epoch 001: +1 / \d+ loss=[\d.]+, nll_loss=[\d.]+, ppl=[\d.]+, wps=\d+.* eta=\d:\d\d:\d\d", out)
     assert re.search(r"\| epoch 002 \| valid on 'valid' subset \| loss [\d.]+ \| .* bleu [\d.]+ \| best_loss", out)
     assert "translation: " in out
     assert "training stopped: 2 epochs are done (--max-epoch)" in out

@@ -8,6 +8,7 @@ from lamina.config.batches import BatchConfig, DataConfig
 from lamina.config.fields import check, flag, part, variant
 from lamina.config.model import ModelConfig
 from lamina.config.optim import OPTIMIZERS, SCHEDULES, Optimizer, Schedule
+from lamina.config.presets import PRESETS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +173,8 @@ class TrainConfig:
     """Start here."""
 
     task: str = flag("translation", "what to learn", choices=("translation",))
-    arch: str = flag("transformer", "preset that gives the model's defaults", aliases=("-a",))
+    arch: str = flag("transformer", f"preset that gives the model's defaults: {', '.join(PRESETS)}", aliases=("-a",),
+                     metavar="NAME")
     config: str | None = flag(None, "recipe: a YAML file of `flag: value` lines; flags given here win over it",
                               metavar="FILE")
     print_config: bool = flag(False, "print the resolved configuration, in the form of a recipe, and stop")

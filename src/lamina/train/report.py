@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lamina.config.train import LogConfig
+from lamina.config.train import LogConfig, OptimizationConfig
 from lamina.errors import ConfigError
 from lamina.train.validate import bits_per_token
 
@@ -64,10 +64,10 @@ def format_figure(name: str, value: Any) -> str:
 class Reporter:
     """Collects what updates did and shows it every interval; a summary of an epoch and of a validation at once."""
 
-    def __init__(self, config: LogConfig, device: torch.device, max_update: int) -> None:
+    def __init__(self, config: LogConfig, device: torch.device, optimization: OptimizationConfig) -> None:
         self.config = config
         self.device = device
-        self.max_update = max_update
+        self.optimization = optimization
         self.format = _chosen_format(config)
         self.interval = Interval(time.perf_counter())
         self._tensorboard = _open_tensorboard(config.tensorboard_dir)
@@ -105,11 +105,21 @@ class Reporter:
                                    "mem_gib": gib_in_use(self.device)}
         if loss_scale is not None:
             figures["loss_scale"] = loss_scale
-        if self.max_update:
-            figures["eta"] = str(timedelta(seconds=round((self.max_update - updates) / figures["ups"])))
+        left = self._updates_left(epoch, batches_done, updates)
+        if left is not None:
+            figures["eta"] = str(timedelta(seconds=round(left / figures["ups"])))
         self.interval = Interval(now)
         self._show_interval(epoch, batches_done, figures)
         self._write_scalars("train", figures, updates)
+
+    def _updates_left(self, epoch: int, batches_done: int, updates: int) -> float | None:
+        """Until whichever limit comes first; None where there is none."""
+        optimization = self.optimization
+        limits = [float(optimization.max_update - updates)] if optimization.max_update else []
+        if optimization.max_epoch:
+            batches = (optimization.max_epoch - epoch + 1) * self.num_batches - batches_done
+            limits.append(batches / optimization.update_freq[-1])
+        return min(limits, default=None)
 
     def _show_interval(self, epoch: int, batches_done: int, figures: dict[str, Any]) -> None:
         shown = ", ".join(f"{name}={format_figure(name, value)}" for name, value in figures.items())
@@ -117,7 +127,7 @@ class Reporter:
             case "rich":
                 if self._bar is not None:
                     self._bar.update(self._task, figures=" ".join(
-                        f"{name}={format_figure(name, figures[name])}" for name in ("loss", "ppl", "wps", "lr", "gnorm")))
+                        f"{name}={format_figure(name, figures[name])}" for name in ("loss", "ppl", "wps")))
             case "simple":
                 print(f"| epoch {epoch:03d}: {batches_done:>6} / {self.num_batches} {shown}", flush=True)
             case "json":
@@ -171,7 +181,7 @@ def _new_bar() -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    return Progress(TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(),
+    return Progress(TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(), TimeRemainingColumn(),
                     TextColumn("{task.fields[figures]}"), console=Console(stderr=True), transient=True)
 
 

@@ -34,7 +34,7 @@ class Run:
         self.device = torch.device("cuda" if torch.cuda.is_available() and not config.precision.cpu else "cpu")
         self.dtype, notices = _compute_type(config, self.device)
         optimization = config.optimization
-        self.reporter = Reporter(config.log, self.device, optimization.max_update)
+        self.reporter = Reporter(config.log, self.device, optimization)
         for notice in notices:
             self.reporter.note(notice)
         self.task = Translation.open(config.data)
