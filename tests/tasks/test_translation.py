@@ -1,0 +1,59 @@
+"""What a data folder says about its texts."""
+
+import pytest
+
+from lamina.config.batches import DataConfig
+from lamina.errors import DataError
+from lamina.tasks.translation import Translation, join_pieces
+from lamina.text.subword import Whitespace
+from tiny import make_data
+
+
+def test_a_folder_of_pretokenized_text(tmp_path):
+    folder = make_data(tmp_path)
+    task = Translation.open(DataConfig(data=str(folder)))
+    assert task.languages == ("en", "xx")
+    assert task.valid_splits == ("valid",)
+    example = task.corpus("valid", 64)[0]
+    text = (tmp_path / "text" / "valid.xx").read_text().splitlines()[0]
+    assert task.target_text(example.target) == text
+    assert len(task.train_corpus(1, 64)) == 20
+
+
+def test_a_folder_of_raw_text_knows_how_to_join_pieces(tmp_path):
+    folder = make_data(tmp_path, flags=("--joined-dictionary", "--subword", "bpe", "--vocab-size", "60"))
+    task = Translation.open(DataConfig(data=str(folder), source_lang="xx", target_lang="en"))
+    example = task.corpus("valid", 64)[2]
+    assert any(piece.endswith("@@") for piece in task.vocabularies[1].decode(example.target))
+    assert task.target_text(example.target) == (tmp_path / "text" / "valid.en").read_text().splitlines()[2]
+
+
+def test_numbered_parts_are_added_and_the_first_may_count_more(tmp_path):
+    folder = make_data(tmp_path)
+    for side in ("en", "xx"):
+        for ending in ("bin", "idx"):
+            (folder / f"train1.en-xx.{side}.{ending}").write_bytes((folder / f"valid.en-xx.{side}.{ending}").read_bytes())
+    assert len(Translation.open(DataConfig(data=str(folder))).train_corpus(1, 64)) == 26
+    assert len(Translation.open(DataConfig(data=str(folder), upsample_primary=2)).train_corpus(1, 64)) == 46
+
+
+def test_truncated_sources(tmp_path):
+    folder = make_data(tmp_path)
+    task = Translation.open(DataConfig(data=str(folder), truncate_source=True))
+    assert task.corpus("train", 4).source_sizes.max() == 4
+
+
+def test_an_empty_name():
+    with pytest.raises(DataError, match="empty name"):
+        Translation.open(DataConfig(data=":"))
+
+
+@pytest.mark.parametrize(("pieces", "joiner", "text"), [
+    (["an@@", "other", "on@@", "e"], "@@ ", "another one"),
+    (["an@@", "other"], "@@", "another"),
+    (["▁an", "other", "▁one"], "sentencepiece", "another one"),
+    (["a", "b"], None, "a b"),
+    (["cut@@"], "@@ ", "cut"),
+])
+def test_join_pieces(pieces, joiner, text):
+    assert join_pieces(pieces, Whitespace(), joiner) == text
