@@ -24,6 +24,10 @@ COMMANDS = {
                           "turn text into a data folder; learn and apply subwords"),
     "train": Command("lamina.config.train:TrainConfig", "lamina.commands.train:run",
                      "train a model on a data folder, or go on where it stopped"),
+    "average": Command("lamina.config.average:AverageConfig", "lamina.commands.average:run",
+                       "average the weights of several checkpoints into one"),
+    "score": Command("lamina.config.score:ScoreConfig", "lamina.commands.score:run",
+                     "measure how close translations come to references"),
     "demo": Command("lamina.config.demo:DemoConfig", "lamina.commands.demo:run",
                     "train and try a small English-Romanian model in minutes, no download"),
 }

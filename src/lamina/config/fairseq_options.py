@@ -54,6 +54,9 @@ FAIRSEQ_OPTIONS: dict[str, tuple[str, ...]] = {
         align-suffix destdir thresholdtgt thresholdsrc tgtdict srcdict nwordstgt nwordssrc alignfile dataset-impl
         joined-dictionary only-source padding-factor workers
         """.split()),
+    "score": ("sys", "-s", "ref", "-r", "order", "-o", "ignore-case", "sacrebleu", "sentence-bleu"),
+    # average_checkpoints.py there
+    "average": ("inputs", "output", "num-epoch-checkpoints", "num-update-checkpoints", "checkpoint-upper-bound"),
 }
 
 

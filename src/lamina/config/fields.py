@@ -40,6 +40,7 @@ class FlagInfo:
     metavar: str | None = None
     bare_value: Any = NO_VALUE  # what `--flag` alone means, where a value is optional
     positional: bool = False
+    is_list: bool = False  # a tuple written as several words, --inputs a b c, so that an item may hold a comma
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,9 @@ def _add_leaf(group: Any, leaf: Leaf, text: str) -> None:
     if leaf.is_bool:
         group.add_argument(*names, dest=leaf.name, help=text, action=argparse.BooleanOptionalAction)
         return
-    optional = {} if info.bare_value is NO_VALUE else {"nargs": "?", "const": info.bare_value}
+    optional: dict[str, Any] = {} if info.bare_value is NO_VALUE else {"nargs": "?", "const": info.bare_value}
+    if info.is_list:
+        optional = {"nargs": "+", "action": "extend"}
     metavar = info.metavar or ("{" + ",".join(info.choices) + "}" if info.choices else _metavar(leaf.type))
     group.add_argument(*names, dest=leaf.name, metavar=metavar, help=text, **optional)
 

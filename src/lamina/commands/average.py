@@ -1,0 +1,59 @@
+"""`lamina average`: one model from the weights of several checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lamina import console
+from lamina.config.average import AverageConfig
+from lamina.errors import CheckpointError, ConfigError
+
+
+def run(config: AverageConfig) -> None:
+    # Here, not above: options that exclude each other are refused without loading torch.
+    from lamina.checkpoint.average import average_checkpoints
+    from lamina.checkpoint.format import save_checkpoint
+
+    paths, output = choose_inputs(config), Path(config.output)
+    check_output(output, paths)
+    with console.progress("averaging", len(paths)) as advance:
+        averaged = average_checkpoints(paths, advance=advance, note=console.warn)
+    save_checkpoint(output, averaged)
+    noun = "checkpoint" if len(paths) == 1 else "checkpoints"
+    print(f"| averaged {len(paths)} {noun}: {', '.join(map(str, paths))}")
+    print(f"| wrote {output}")
+
+
+def choose_inputs(config: AverageConfig) -> list[Path]:
+    """The checkpoints to average, in the order of their numbers or as named."""
+    from lamina.checkpoint.average import BY_EPOCH, BY_UPDATE, newest_checkpoints
+
+    series, number = (BY_UPDATE, config.num_updates) if config.num_updates else (BY_EPOCH, config.num_epochs)
+    paths = [Path(name) for name in config.inputs]
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        raise CheckpointError(f"--inputs: there is no {', '.join(map(str, missing))}.")
+    if number is not None:
+        (folder,) = paths
+        if not folder.is_dir():
+            raise ConfigError(f"{series.option} chooses from a folder, but --inputs {folder} is a file. Name its folder, or "
+                              "leave the number out.")
+        return newest_checkpoints(folder, series, number, config.upper_bound)
+    for path in paths:
+        if path.is_dir():
+            raise ConfigError(f"--inputs {path} is a folder: say how many of its checkpoints to average with "
+                              f"{BY_EPOCH.option} or {BY_UPDATE.option}, or name the files.")
+    return paths
+
+
+def check_output(output: Path, inputs: list[Path]) -> None:
+    if output.is_dir():
+        raise ConfigError(f"--output {output} is a folder; name a file, such as {output / 'model.pt'}.")
+    # By name, not by inode: another link to an input may be replaced, and leaves that input whole.
+    if _place(output) in map(_place, inputs):
+        raise ConfigError(f"--output {output} is one of the inputs, and training could not go on from it any more. Choose "
+                          "another name.")
+
+
+def _place(path: Path) -> Path:
+    return path.parent.resolve() / path.name

@@ -1,0 +1,101 @@
+"""`lamina score`: translations against references."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lamina import console
+from lamina.config.score import STANDARD_INPUT, ScoreConfig
+from lamina.errors import DataError
+from lamina.metrics.bleu import Bleu
+from lamina.metrics.chrf_ter import Chrf, Ter
+
+SHOWN_CHARACTERS = 40  # of a line, in an error
+
+
+def run(config: ScoreConfig) -> None:
+    hypotheses = read_sentences(config.hypotheses)
+    references = [read_sentences(path) for path in config.references]
+    for path, texts in zip(config.references, references, strict=True):
+        check_alignment((config.hypotheses, hypotheses), (path, texts))
+    scorers = [build_scorer(metric, config) for metric in config.metrics]
+    if config.is_by_sentence:
+        _print_by_sentence(scorers, hypotheses, references)
+        return
+    for scorer in scorers:
+        score = scorer.corpus(hypotheses, references)
+        print(score.text)
+        print(score.signature)
+
+
+def _print_by_sentence(scorers: Sequence[Bleu | Chrf | Ter], hypotheses: list[str], references: list[list[str]]) -> None:
+    signatures: list[str] = []
+    for number, (hypothesis, *answers) in enumerate(zip(hypotheses, *references, strict=True)):
+        scores = [scorer.sentence(hypothesis, answers) for scorer in scorers]
+        # Counted from 0, as the references do and as their H-0 lines are.
+        print(number, "\t".join(score.text for score in scores))
+        signatures = [score.signature for score in scores]
+    for signature in signatures:
+        # Not on stdout, where line N belongs to sentence N.
+        console.notice(signature)
+
+
+def build_scorer(metric: str, config: ScoreConfig) -> Bleu | Chrf | Ter:
+    match metric:
+        case "bleu":
+            return Bleu(is_tokenized=not config.is_detokenized, order=config.order, ignore_case=config.ignore_case)
+        case "chrf":
+            return Chrf(ignore_case=config.ignore_case)
+        case _:
+            return Ter()
+
+
+def read_sentences(path: str) -> list[str]:
+    """The lines of a file, a pipe or standard input; a line ends at a line feed and nowhere else."""
+    name = _name(path)
+    try:
+        if path == STANDARD_INPUT:
+            if sys.stdin.isatty():
+                console.notice("reading translations from the keyboard; end with Ctrl-D")
+            data = sys.stdin.buffer.read()
+        else:
+            data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"there is no file {name}.") from None
+    except OSError as error:
+        raise DataError(f"{name} cannot be read: {error.strerror or error}.") from None
+    if not data:
+        raise DataError(f"{name} is empty; expected one sentence a line.")
+    try:
+        lines = data.decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{name}, line {line}: byte {error.start} of the text (0x{data[error.start]:02x}) is not valid UTF-8. "
+                        "Convert it to UTF-8, for example with iconv.") from None
+    if lines[-1] == "":
+        lines.pop()
+    return lines
+
+
+def check_alignment(one: tuple[str, list[str]], other: tuple[str, list[str]]) -> None:
+    """Each is a path and its lines."""
+    (short_path, short), (long_path, long) = sorted((one, other), key=lambda item: len(item[1]))
+    if len(short) == len(long):
+        return
+    raise DataError(f"{_name(one[0])} has {_lines(one[1])} and {_name(other[0])} has {_lines(other[1])}; line N of one must "
+                    f"belong to line N of the other. {_name(short_path)} ends with {_shown(short[-1])}, where "
+                    f"{_name(long_path)} has {_shown(long[len(short) - 1])} and goes on with {_shown(long[len(short)])}.")
+
+
+def _name(path: str) -> str:
+    return "standard input" if path == STANDARD_INPUT else path
+
+
+def _lines(texts: list[str]) -> str:
+    return f"{len(texts)} line{'s' if len(texts) != 1 else ''}"
+
+
+def _shown(line: str) -> str:
+    return repr(line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 3] + "...")
