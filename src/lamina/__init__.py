@@ -1,3 +1,24 @@
-"""Lamina: deep, fused and prunable Transformers."""
+"""Lamina: deep, fused and prunable Transformers.
+
+    import lamina
+    lamina.load("checkpoint_best.pt").translate(["A bird sings."], beam=5)[0].text
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lamina.api import Score, Translation, Translator, load
 
 __version__ = "0.1.0"
+__all__ = ["Score", "Translation", "Translator", "__version__", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    # Only on demand: `lamina --help` should not wait for torch.
+    if name in ("Score", "Translation", "Translator", "load"):
+        import lamina.api
+
+        return getattr(lamina.api, name)
+    raise AttributeError(f"module 'lamina' has no attribute {name!r}")

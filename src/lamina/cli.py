@@ -28,6 +28,12 @@ COMMANDS = {
                        "average the weights of several checkpoints into one"),
     "score": Command("lamina.config.score:ScoreConfig", "lamina.commands.score:run",
                      "measure how close translations come to references"),
+    "generate": Command("lamina.config.generate:GenerateConfig", "lamina.commands.generate:run",
+                        "translate a split of a data folder and score the translations"),
+    "interactive": Command("lamina.config.generate:InteractiveConfig", "lamina.commands.interactive:run",
+                           "translate lines as they come, from a person, a pipe or a file"),
+    "rescore": Command("lamina.config.generate:RescoreConfig", "lamina.commands.rescore:run",
+                       "say how likely a model finds given translations"),
     "demo": Command("lamina.config.demo:DemoConfig", "lamina.commands.demo:run",
                     "train and try a small English-Romanian model in minutes, no download"),
 }
@@ -80,7 +86,7 @@ def _main(words: list[str]) -> int:
         raise ConfigError(f"there is no command {words[0]!r}.{hint} `lamina --help` lists them.")
     command = COMMANDS[name]
     config_class: type = load(command.config)  # type: ignore[assignment]
-    given, notices = parse(f"lamina {name}", config_class, command.help.capitalize() + ".", words[1:])
+    given, notices = parse(f"lamina {name}", config_class, command.help[0].upper() + command.help[1:] + ".", words[1:])
     config: object = resolve(config_class, given)
     for notice in notices:
         console.notice(notice)

@@ -91,6 +91,7 @@ def test_texts_of_unequal_length_are_our_own_mistake():
 def test_the_references_own_line():
     """A generate run of fairseq: no 3-gram in common, so the whole is 0 and not smoothed."""
     hypotheses = ["il lit un livre sur la lune .", "le petit bateau passe devant le .", ".", "nous ."]
-    references = ["le capitaine lit un <<unk>> près du port .", "un <<unk>> <<unk>> et la lune .", "deux chats", "nous marchons"]
+    references = ["le capitaine lit un <<unk>> près du port .", "un <<unk>> <<unk>> et la lune .", "deux chats",
+                  "nous marchons"]
     score = Bleu(is_tokenized=True).corpus(hypotheses, [references])
     assert score.text == "BLEU4 = 0.00, 27.8/7.1/0.0/0.0 (BP=0.895, ratio=0.900, syslen=18, reflen=20)"

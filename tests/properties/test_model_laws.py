@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from lamina.decode.greedy import translate_greedily
+from lamina.config.decode import SearchConfig
+from lamina.decode.beam import Search
 from tiny import pad, tiny_model, tiny_pair
 
 CONFIGURATIONS = {
@@ -69,14 +70,19 @@ def test_same_seed_same_bits():
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def translate_greedily(model, source):
+    return [found[0].ids for found in Search([model], SearchConfig(beam=1, max_length_offset=20)).run(source)]
+
+
 def test_greedy_takes_the_best_token_of_the_full_forward(model):
     source, _ = tiny_pair()
     translations = translate_greedily(model, source)
     for row, ids in zip(source, translations, strict=True):
-        target_in = torch.tensor([[2, *ids]])
-        scores = model.log_probs(row[None], target_in)[0]
-        scores[:, [0, 1]] = -torch.inf
-        assert scores.argmax(dim=1).tolist()[: len(ids)] == ids
+        scores = model.log_probs(row[None], torch.tensor([[2, *ids[:-1]]]))[0]
+        scores[:, 1] = -torch.inf
+        scores[0, 2] = -torch.inf
+        assert scores.argmax(dim=1).tolist()[:20] == ids[:20]
+        assert ids[-1] == 2
 
 
 def test_greedy_does_not_depend_on_the_batch(model):

@@ -59,11 +59,11 @@ def _commands(config: DemoConfig, folder: Path) -> list[str]:
 
 
 def _show_translations(config: DemoConfig, folder: Path, sources: list[str], references: list[str]) -> None:
-    from lamina.decode.translator import Translator
+    from lamina.api import load
     from lamina.metrics.bleu import corpus_bleu
 
-    translator = Translator.load(folder / "checkpoints" / "checkpoint_best.pt")
-    translations = translator.translate(sources)
+    translator = load(folder / "checkpoints" / "checkpoint_best.pt")
+    translations = [translation.text for translation in translator.translate(sources, beam=1)]
     print(f"\n| test BLEU: {corpus_bleu(translations, references):.1f}   "
           f"(copying the source: {corpus_bleu(sources, references):.1f})\n")
     step = max(1, len(sources) // max(1, config.num_samples))

@@ -57,6 +57,49 @@ FAIRSEQ_OPTIONS: dict[str, tuple[str, ...]] = {
     "score": ("sys", "-s", "ref", "-r", "order", "-o", "ignore-case", "sacrebleu", "sentence-bleu"),
     # average_checkpoints.py there
     "average": ("inputs", "output", "num-epoch-checkpoints", "num-update-checkpoints", "checkpoint-upper-bound"),
+    "generate": tuple("""
+        no-progress-bar log-interval log-format tensorboard-logdir seed cpu fp16 memory-efficient-fp16 fp16-init-scale
+        fp16-scale-window fp16-scale-tolerance min-loss-scale threshold-loss-scale user-dir empty-cache-freq task
+        criterion tokenizer bpe optimizer lr-scheduler num-workers skip-invalid-size-inputs-valid-test max-tokens
+        max-sentences batch-size required-batch-size-multiple dataset-impl gen-subset num-shards shard-id path
+        remove-bpe quiet model-overrides results-path beam nbest max-len-a max-len-b min-len match-source-len
+        no-early-stop unnormalized no-beamable-mm lenpen unkpen replace-unk sacrebleu score-reference prefix-size
+        no-repeat-ngram-size sampling sampling-topk sampling-topp temperature diverse-beam-groups diverse-beam-strength
+        print-alignment print-step iter-decode-eos-penalty iter-decode-max-iter iter-decode-force-max-iter
+        retain-iter-history decoding-format source-lang -s target-lang -t lazy-load raw-text load-alignments
+        left-pad-source left-pad-target max-source-positions max-target-positions upsample-primary truncate-source
+        sample-break-mode tokens-per-sample output-dictionary-size self-target future-target past-target add-bos-token
+        mask-prob leave-unmasked-prob random-token-prob freq-weighted-replacement mask-whole-words num-classes
+        init-token separator-token regression-target no-shuffle truncate-sequence add-prev-output-tokens adadelta-rho
+        adadelta-eps weight-decay wd anneal-eps adafactor-eps clip-threshold decay-rate beta1 scale-parameter
+        warmup-init relative-step adam-betas adam-eps adamax-betas adamax-eps no-bias-correction momentum warmup-updates
+        warmup-init-lr max-lr t-mult lr-period-updates lr-shrink force-anneal fa end-learning-rate power
+        total-num-update lr-threshold warmup-steps hold-steps decay-steps init-lr-scale final-lr-scale shrink-min
+        label-smoothing save-predictions bpe-codes gpt2-encoder-json gpt2-vocab-bpe bpe-cased bpe-vocab-file
+        moses-source-lang moses-target-lang moses-no-dash-splits moses-no-escape sentencepiece-vocab bpe-separator
+        """.split()),
+    "interactive": tuple("""
+        no-progress-bar log-interval log-format tensorboard-logdir seed cpu fp16 memory-efficient-fp16 fp16-init-scale
+        fp16-scale-window fp16-scale-tolerance min-loss-scale threshold-loss-scale user-dir empty-cache-freq task
+        criterion tokenizer bpe optimizer lr-scheduler num-workers skip-invalid-size-inputs-valid-test max-tokens
+        max-sentences batch-size required-batch-size-multiple dataset-impl gen-subset num-shards shard-id path
+        remove-bpe quiet model-overrides results-path beam nbest max-len-a max-len-b min-len match-source-len
+        no-early-stop unnormalized no-beamable-mm lenpen unkpen replace-unk sacrebleu score-reference prefix-size
+        no-repeat-ngram-size sampling sampling-topk sampling-topp temperature diverse-beam-groups diverse-beam-strength
+        print-alignment print-step iter-decode-eos-penalty iter-decode-max-iter iter-decode-force-max-iter
+        retain-iter-history decoding-format buffer-size input source-lang -s target-lang -t lazy-load raw-text
+        load-alignments left-pad-source left-pad-target max-source-positions max-target-positions upsample-primary
+        truncate-source sample-break-mode tokens-per-sample output-dictionary-size self-target future-target past-target
+        add-bos-token mask-prob leave-unmasked-prob random-token-prob freq-weighted-replacement mask-whole-words
+        num-classes init-token separator-token regression-target no-shuffle truncate-sequence add-prev-output-tokens
+        adadelta-rho adadelta-eps weight-decay wd anneal-eps adafactor-eps clip-threshold decay-rate beta1
+        scale-parameter warmup-init relative-step adam-betas adam-eps adamax-betas adamax-eps no-bias-correction
+        momentum warmup-updates warmup-init-lr max-lr t-mult lr-period-updates lr-shrink force-anneal fa
+        end-learning-rate power total-num-update lr-threshold warmup-steps hold-steps decay-steps init-lr-scale
+        final-lr-scale shrink-min label-smoothing save-predictions bpe-codes gpt2-encoder-json gpt2-vocab-bpe bpe-cased
+        bpe-vocab-file moses-source-lang moses-target-lang moses-no-dash-splits moses-no-escape sentencepiece-vocab
+        bpe-separator
+        """.split()),
 }
 
 
@@ -140,6 +183,48 @@ RETIRED: tuple[Retired, ...] = (
                    "add-prev-output-tokens load-checkpoint-heads",
              values="mask-prob leave-unmasked-prob random-token-prob num-classes init-token separator-token "
                     "pooler-activation-fn pooler-dropout max-positions save-predictions", is_refused=True),
+    # Commands that use a trained model: fairseq accepted training's options here and read none of them.
+    *_retire("generate interactive", "it belongs to training, and decoding never read it",
+             flags="no-early-stop anneal-eps scale-parameter warmup-init relative-step no-bias-correction shrink-min",
+             values="fp16-init-scale fp16-scale-window fp16-scale-tolerance min-loss-scale threshold-loss-scale "
+                    "empty-cache-freq criterion optimizer lr-scheduler adadelta-rho adadelta-eps weight-decay wd adafactor-eps "
+                    "clip-threshold decay-rate beta1 adam-betas adam-eps adamax-betas adamax-eps momentum warmup-updates "
+                    "warmup-init-lr max-lr t-mult lr-period-updates lr-shrink force-anneal fa end-learning-rate power "
+                    "total-num-update lr-threshold warmup-steps hold-steps decay-steps init-lr-scale final-lr-scale "
+                    "label-smoothing upsample-primary"),
+    *_retire("generate interactive", "plug-ins are not loaded; a checkpoint says what model it is", values="user-dir"),
+    *_retire("generate interactive", "data folders are always memory-mapped (mmap)", values="dataset-impl"),
+    *_retire("generate interactive", "the padding side never changes a result: positions count tokens only",
+             values="left-pad-source left-pad-target"),
+    *_retire("generate interactive", "the model's positions are its checkpoint's",
+             values="max-source-positions max-target-positions"),
+    *_retire("generate interactive", "batches need no threads and no multiples to be prepared",
+             values="num-workers required-batch-size-multiple"),
+    *_retire("generate interactive", "attention over the beams of a sentence is always shared", flags="no-beamable-mm"),
+    *_retire("generate interactive", "text is not read raw: run `lamina preprocess` on it, or use `lamina interactive`",
+             flags="lazy-load raw-text", is_refused=True),
+    *_retire("generate interactive", "word alignments are not read from files", flags="load-alignments", is_refused=True),
+    *_retire("generate interactive", "there are no models that refine a translation step by step",
+             flags="iter-decode-force-max-iter retain-iter-history print-step",
+             values="iter-decode-eos-penalty iter-decode-max-iter decoding-format", is_refused=True),
+    *_retire("generate interactive", _NOT_YET.format("language models"),
+             flags="self-target future-target past-target add-bos-token",
+             values="sample-break-mode tokens-per-sample output-dictionary-size", is_refused=True),
+    *_retire("generate interactive", _NOT_YET.format("masked language models"),
+             flags="freq-weighted-replacement mask-whole-words regression-target no-shuffle truncate-sequence "
+                   "add-prev-output-tokens",
+             values="mask-prob leave-unmasked-prob random-token-prob num-classes init-token separator-token save-predictions",
+             is_refused=True),
+    *_retire("generate interactive", _IN_DATA, flags="bpe-cased moses-no-dash-splits moses-no-escape",
+             values="tokenizer bpe bpe-codes bpe-separator bpe-vocab-file gpt2-encoder-json gpt2-vocab-bpe "
+                    "moses-source-lang moses-target-lang sentencepiece-vocab"),
+    *_retire("generate", "a bar shows in a terminal, a line now and then elsewhere", flags="no-progress-bar",
+             values="log-interval log-format tensorboard-logdir"),
+    *_retire("interactive", "it belongs to `lamina generate`",
+             flags="no-progress-bar quiet sacrebleu skip-invalid-size-inputs-valid-test",
+             values="log-interval log-format tensorboard-logdir gen-subset results-path num-shards shard-id prefix-size"),
+    *_retire("interactive", "use `lamina rescore`", flags="score-reference", is_refused=True),
+    *_retire("interactive", "use --too-long truncate, which is the default", flags="truncate-source"),
     # Of the forks: read by nothing, or only by experiments under a secret name.
     *_retire("train", "nothing reads it in the fork either", flags="amsgrad", values="adam-freeze tb-tag"),
 )

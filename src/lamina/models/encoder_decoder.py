@@ -1,6 +1,6 @@
 """The encoder-decoder Transformer."""
 
-# B batch, S source, T target, V vocabulary, D model_dim
+# B batch, S source, T target, K beams, V vocabulary, D model_dim
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lamina.nn.cache import KeyValues, LayerCache
+from lamina.nn.cache import Ancestry, KeyValues, LayerCache, select_rows
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.heads import LinearHead, Term, log_probs
 from lamina.nn.layout import Layout
@@ -26,11 +26,23 @@ class Encoded(NamedTuple):
 
 @dataclass
 class DecoderState:
-    """What stepwise decoding carries from one token to the next."""
+    """What stepwise decoding carries from one token to the next, for K beams of each of B sentences."""
 
     encoded: Encoded
     layers: list[LayerCache]
+    ancestry: Ancestry
     length: int = 0
+
+    def reorder_(self, parents: Tensor) -> None:
+        """Beam k of each sentence goes on from what was beam parents[:, k]. parents: (B, K)"""
+        self.ancestry.reorder_(parents, self.length)
+
+    def select_(self, rows: Tensor) -> None:
+        """Only these sentences go on. rows: (B',)"""
+        self.encoded = select_rows(self.encoded, rows)
+        self.ancestry.select_(rows)
+        for layer in self.layers:
+            layer.select_(rows)
 
 
 class EncoderDecoder(nn.Module):
@@ -71,22 +83,24 @@ class EncoderDecoder(nn.Module):
         return log_probs(self(source, target_in), self.output_weight)
 
     @torch.no_grad()
-    def start(self, source: Tensor, max_length: int | None = None) -> DecoderState:
-        """Encode a batch and set memory aside for `max_length` target tokens."""
+    def start(self, source: Tensor, max_length: int | None = None, num_beams: int = 1) -> DecoderState:
+        """Encode a batch and prepare for at most `max_length` target tokens of `num_beams` hypotheses each."""
         encoded = self.encode(source)
         max_length = max_length or self.max_target_positions
         layers = []
         for layer in self.decoder.layers:
             assert isinstance(layer, DecoderLayer)
-            keys, values = layer.cross_attention.project(encoded.output.final)
-            past = KeyValues.empty(keys, len(source), keys.size(1), max_length, keys.size(3))
-            layers.append(LayerCache(past, (keys, values)))
-        return DecoderState(encoded, layers)
+            keys, values = (part.contiguous() for part in layer.cross_attention.project(encoded.output.final))
+            layers.append(LayerCache(KeyValues.empty(keys, num_beams, max_length), (keys, values)))
+        return DecoderState(encoded, layers, Ancestry(len(source), num_beams, max_length, source.device))
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        """Feed each row its next token; log-probabilities of the one after. tokens: (B,) -> (B, V)"""
-        embedded = self.target_embedding.step(tokens[:, None], state.length)
-        output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], state.encoded.layout))
+        """Feed each beam its next token; log-probabilities of the one after. tokens: (B, K) -> (B, K, V), or (B,) -> (B, V)"""
+        ids = tokens.view(len(tokens), -1)
+        embedded = self.target_embedding.step(ids, state.length)
         state.length += 1
-        return log_probs(self.head.terms(output, state.encoded.output, state.encoded.layout), self.output_weight)[:, -1]
+        bias, layout = state.ancestry.bias(state.length, embedded.input.dtype), state.encoded.layout
+        output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], bias, layout))
+        scores = log_probs(self.head.terms(output, state.encoded.output, layout), self.output_weight)
+        return scores if tokens.dim() == 2 else scores[:, 0]

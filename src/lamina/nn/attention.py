@@ -1,9 +1,10 @@
 """Multi-head attention through torch's fused kernels (Vaswani et al. 2017, §3.2)."""
 
-# B batch, T queries, S keys, D model_dim, H heads, C channels of a head
+# B batch, T queries, S keys, K beams, D model_dim, H heads, C channels of a head
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,7 +27,10 @@ class Attention(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *, may_attend: Tensor | None = None,
                is_causal: bool = False) -> Tensor:
-        """Scales the query by C^-0.5, as the references do; (B, H, T, C) -> (B, T, D)."""
+        """Scales the query by C^-0.5, as the references do; (B, H, T, C) -> (B, T, D).
+
+        `may_attend` is True where a query may look, or a bias on the scores that is -inf where it may not.
+        """
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=may_attend, is_causal=is_causal,
                                                dropout_p=self.dropout_p if self.training else 0.0)
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
@@ -48,11 +52,11 @@ class SelfAttention(Attention):
         query, key, value = map(self.split, self.in_proj(x).chunk(3, dim=2))
         return self.attend(query, key, value, is_causal=True)
 
-    def step(self, x: Tensor, past: KeyValues) -> Tensor:
-        """One new token a row, after those in `past`, which grows by it. x: (B, 1, D)"""
+    def step(self, x: Tensor, past: KeyValues, bias: Tensor | None) -> Tensor:
+        """One new token a beam, after those in `past`, which grows by them. x: (B, K, D); bias: (B, 1, K, T * K)"""
         query, key, value = map(self.split, self.in_proj(x).chunk(3, dim=2))
         keys, values = past.append(key, value)
-        return self.attend(query, keys, values)
+        return self.attend(query, keys, values, may_attend=bias)
 
 
 class CrossAttention(Attention):
@@ -70,3 +74,9 @@ class CrossAttention(Attention):
 
     def forward(self, x: Tensor, projected: tuple[Tensor, Tensor], memory_layout: Layout) -> Tensor:
         return self.attend(self.split(self.q_proj(x)), *projected, may_attend=memory_layout.may_attend)
+
+    def weights(self, x: Tensor, projected: tuple[Tensor, Tensor], memory_layout: Layout) -> Tensor:
+        """How much each query looks at each key, over all heads. (B, T, S)"""
+        query, key = self.split(self.q_proj(x)), projected[0]
+        scores = query.float() @ key.float().transpose(2, 3) * query.size(3) ** -0.5
+        return scores.masked_fill(~memory_layout.may_attend, -torch.inf).softmax(dim=-1).mean(dim=1)

@@ -39,8 +39,11 @@ class LinearHead(nn.Module):
 
 def log_probs(terms: list[Term], output_weight: Tensor) -> Tensor:
     """The weighted sum of each term's log-softmax, in float32 whatever the model computes in. (B, T, V)"""
-    total: float | Tensor = 0.0
-    for term in terms:
-        total = total + term.weight * F.log_softmax(F.linear(term.features, output_weight), -1, dtype=torch.float32)
-    assert isinstance(total, Tensor), "a head names at least one term"
+    total: Tensor | None = None
+    for features, weight in terms:
+        own = F.log_softmax(F.linear(features, output_weight), -1, dtype=torch.float32)
+        # The usual head has one term of weight 1: nothing to multiply, nothing to add.
+        own = own if isinstance(weight, float) and weight == 1.0 else own * weight
+        total = own if total is None else total + own
+    assert total is not None, "a head names at least one term"
     return total

@@ -1,6 +1,6 @@
 """Layers, and the stack that runs them in order."""
 
-# B batch, T tokens, D model_dim
+# B batch, T tokens, K beams, D model_dim
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class DecoderLayer(nn.Module):
     def forward(self, x: Tensor, memory: Tensor, memory_layout: Layout) -> Tensor:
         return self._run(x, self.attention.causal, self.cross_attention.project(memory), memory_layout)
 
-    def step(self, x: Tensor, cache: LayerCache, memory_layout: Layout) -> Tensor:
-        """The next token of each row. x: (B, 1, D)"""
-        return self._run(x, lambda x: self.attention.step(x, cache.past), cache.memory, memory_layout)
+    def step(self, x: Tensor, cache: LayerCache, bias: Tensor | None, memory_layout: Layout) -> Tensor:
+        """The next token of each beam; `bias` keeps beams apart. x: (B, K, D)"""
+        return self._run(x, lambda x: self.attention.step(x, cache.past, bias), cache.memory, memory_layout)
 
     def _run(self, x: Tensor, attend: Callable[[Tensor], Tensor], projected: tuple[Tensor, Tensor],
              memory_layout: Layout) -> Tensor:

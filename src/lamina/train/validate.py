@@ -7,14 +7,18 @@ from collections.abc import Iterable
 
 import torch
 
+from lamina.config.decode import SearchConfig
 from lamina.config.train import ValidationConfig
 from lamina.data.batching import Batch
-from lamina.decode.greedy import translate_greedily
+from lamina.decode.beam import Search
 from lamina.metrics.bleu import corpus_bleu
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.tasks.translation import Translation
 from lamina.text.vocabulary import SPECIAL_SYMBOLS, UNK
 from lamina.train.loss import label_smoothed_loss
+
+# A model that has learned little yet would babble up to any limit; a translation seldom needs twice its source's length.
+GREEDY = SearchConfig(beam=1, max_length_factor=2.0, max_length_offset=20)
 
 
 @torch.no_grad()
@@ -55,10 +59,11 @@ def validation_bleu(model: EncoderDecoder, batches: Iterable[Batch], task: Trans
                     config: ValidationConfig) -> tuple[float, Sample]:
     """BLEU of greedy translations, and one of them."""
     model.eval()
+    search = Search([model], GREEDY)
     hypotheses, references = [], []
     sample = None
     for batch in batches:
-        texts = [task.target_text(ids, config.remove_bpe) for ids in translate_greedily(model, batch.source)]
+        texts = [task.target_text(found[0].ids, config.remove_bpe) for found in search.run(batch.source)]
         answers = [task.target_text(row, config.remove_bpe).replace(SPECIAL_SYMBOLS[UNK], UNKNOWN_IN_REFERENCE)
                    for row in batch.target_out.tolist()]
         hypotheses += texts

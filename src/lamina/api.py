@@ -1,0 +1,244 @@
+"""Raw text in, translations out: what the commands use and what a script imports as `lamina.load`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from lamina.checkpoint.format import Checkpoint, load_checkpoint
+from lamina.config.decode import SearchConfig
+from lamina.config.fields import build, suggestion, unique_leaves
+from lamina.config.model import ModelConfig
+from lamina.data.batching import pad_rows
+from lamina.decode.alignment import alignment_of
+from lamina.decode.beam import Search
+from lamina.decode.rows import length_batches, search_rows
+from lamina.decode.scoring import pad_targets, token_log_probs
+from lamina.decode.trace import Hypothesis
+from lamina.errors import CheckpointError, ConfigError
+from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.tasks.translation import join_pieces
+from lamina.text.subword import Subword
+from lamina.text.vocabulary import EOS, PAD, Vocabulary
+
+TooLong = Literal["truncate", "skip"]
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass
+class Translation:
+    """One translation of a sentence."""
+
+    text: str
+    score: float  # by which translations of a sentence are compared: mean log-probability unless options say otherwise
+    tokens: list[str]  # pieces, without </s>
+    token_scores: list[float]  # natural logarithms, </s> last
+    ids: list[int]  # </s> last
+    alignment: list[tuple[int, int]] | None = None  # (source piece, target piece), where it was asked for
+    alternatives: list[Translation] = field(default_factory=list)  # the rest of the n best
+    is_skipped: bool = False  # the source was too long, and nothing was translated
+
+
+@dataclass
+class Score:
+    """How likely a model finds a given translation."""
+
+    ids: list[int]  # </s> last
+    tokens: list[str]
+    token_scores: list[float]  # natural logarithms
+
+    @property
+    def total(self) -> float:
+        return sum(self.token_scores)
+
+    @property
+    def mean(self) -> float:
+        return self.total / len(self.token_scores)
+
+
+def load(path: str | Path | Sequence[str | Path], device: torch.device | str | None = None,
+         dtype: torch.dtype | str | None = None, *, overrides: Mapping[str, Any] | None = None,
+         notice: Callable[[str], object] | None = None) -> Translator:
+    """The model of a checkpoint, or an ensemble of several: a list, or `a.pt:b.pt`.
+
+    It runs on a GPU if there is one, unless `device` says otherwise, and in float32 unless `dtype` ("fp16", "bf16") does.
+    `overrides` replaces settings of the stored models, by flag; `notice` hears of those that models do not have.
+    """
+    paths = [Path(name) for name in (path.split(":") if isinstance(path, str) else [path] if isinstance(path, Path) else path)]
+    if not paths:
+        raise CheckpointError("there is no checkpoint to load: the list of paths is empty.")
+    if isinstance(dtype, str) and dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}.")
+    models = []
+    for number, place in enumerate(paths):
+        # One at a time: what a checkpoint holds for training may be three times the model.
+        checkpoint = load_checkpoint(place)
+        _override_(checkpoint, overrides or {}, notice or _warn)
+        if number == 0:
+            vocabularies, subwords, languages = checkpoint.vocabularies(), checkpoint.subword_models(), checkpoint.languages
+        for side, own, first in zip(("source", "target"), checkpoint.vocabularies(), vocabularies, strict=True):
+            if own.symbols != first.symbols:
+                raise CheckpointError(f"{place} has another {side} dictionary ({own.digest}) than {paths[0]} ({first.digest}). "
+                                      "An ensemble needs models trained on the same data folder.")
+        models.append(checkpoint.build_model())
+    return Translator(models, vocabularies, subwords, languages=languages, device=device,
+                      dtype=DTYPES[dtype] if isinstance(dtype, str) else dtype)
+
+
+def _override_(checkpoint: Checkpoint, overrides: Mapping[str, Any], notice: Callable[[str], object]) -> None:
+    known = {leaf.name for leaf in unique_leaves(ModelConfig)}
+    for name, value in overrides.items():
+        if name in known:
+            checkpoint.config[name] = value
+        elif hint := suggestion(name, known):
+            raise ConfigError(f"the override {name!r} is no setting of a model.{hint}")
+        else:
+            notice(f"the override {name}={value!r} has no effect: models have no such setting")
+
+
+class Translator:
+    """Models with their dictionaries and segmentations."""
+
+    def __init__(self, models: Sequence[EncoderDecoder], vocabularies: tuple[Vocabulary, Vocabulary],
+                 subwords: tuple[Subword, Subword], *, languages: tuple[str, str] = ("source", "target"),
+                 device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.models = [model.to(device=self.device, dtype=dtype).eval() for model in models]
+        self.vocabularies = vocabularies
+        self.subwords = subwords
+        self.languages = languages
+        self.max_source_positions = min(model.max_source_positions for model in models)
+        self.max_target_positions = min(model.max_target_positions for model in models)
+
+    def translate(self, sentences: Iterable[str], beam: int | None = None, *, search: SearchConfig | None = None,
+                  max_tokens: int | None = None, batch_size: int | None = None, seed: int = 1, first_number: int = 0,
+                  remove_bpe: str | None = None, with_alignment: bool = False, too_long: TooLong = "truncate",
+                  warn: Callable[[str], object] | None = None, **options: Any) -> list[Translation]:
+        """One translation a sentence, in order.
+
+        How to search is said by `search`, or by the options of `lamina generate`, as flags or as SearchConfig's fields:
+        `beam=5, lenpen=0.6, nbest=3`. Batches hold up to `batch_size` sentences and `max_tokens` source tokens with
+        padding. An empty line gives an empty translation without asking the model. A source longer than the model's
+        positions is cut or skipped, and `warn` is told (Python's warnings, if left out). `remove_bpe` joins pieces at a mark
+        such as "@@ ", where the checkpoint carries no subword model of its own. Sentences that are part of a longer text
+        count from `first_number` in warnings and in what sampling draws.
+        """
+        if isinstance(sentences, str):
+            raise ConfigError("translate() takes a list of sentences, not one string. Write translate([sentence]).")
+        searcher = Search(self.models, _only_one(search, beam=beam, **options))
+        warn = warn or _warn
+        lines = list(sentences)
+        results = [Translation("", 0.0, [], [], []) for _ in lines]
+        rows: list[np.ndarray] = []
+        places: list[int] = []
+        for place, line in enumerate(lines):
+            ids = _fitted(self.encode_source(line), self.max_source_positions, first_number + place, too_long, warn)
+            if ids is None:
+                results[place].is_skipped = True
+            elif len(ids) > 1:
+                rows.append(ids)
+                places.append(place)
+        # A draw belongs to the line, wherever the lines around it end up: numbers count all lines, not those searched.
+        numbers = [first_number + place for place in places]
+        for found in search_rows(searcher, rows, device=self.device, max_tokens=max_tokens, batch_size=batch_size, seed=seed,
+                                 numbers=numbers, with_attention=with_alignment):
+            results[places[found.index]] = self.translation(found.hypotheses, rows[found.index].tolist(), remove_bpe)
+        return results
+
+    def stream(self, sentences: Iterable[str], beam: int | None = None, *, buffer_size: int = 1000,
+               **options: Any) -> Iterator[Translation]:
+        """`translate`, with all its options, for any number of sentences: `buffer_size` of them are in memory at a time."""
+        if buffer_size < 1:
+            raise ConfigError(f"--buffer-size is {buffer_size}; it must be at least 1.")
+        lines, number = iter(sentences), options.pop("first_number", 0)
+        while buffer := list(islice(lines, buffer_size)):
+            yield from self.translate(buffer, beam, first_number=number, **options)
+            number += len(buffer)
+
+    def score(self, pairs: Iterable[tuple[str, str]], *, max_tokens: int | None = None, batch_size: int | None = None,
+              too_long: TooLong = "truncate", warn: Callable[[str], object] | None = None) -> list[Score]:
+        """The log-probability of each given translation, and of each of its tokens; several models count by their mean.
+
+        Where a side is too long and `too_long` is "skip", the score has no tokens but </s>, at -inf.
+        """
+        sides = [(self.encode_source(source), self.encode_target(target)) for source, target in pairs]
+        limits = (self.max_source_positions, self.max_target_positions)
+        rows: list[tuple[np.ndarray, np.ndarray]] = []
+        places: list[int] = []
+        results: list[Score] = [Score([EOS], ["</s>"], [-np.inf]) for _ in sides]
+        for number, pair in enumerate(sides):
+            source, target = (_fitted(ids, limit, number, too_long, warn or _warn)
+                              for ids, limit in zip(pair, limits, strict=True))
+            if source is not None and target is not None:
+                rows.append((source, target))
+                places.append(number)
+        longer = [max(pair, key=len) for pair in rows]
+        for indices in length_batches(longer, max_tokens, batch_size):
+            source_ids = torch.from_numpy(pad_rows([rows[index][0] for index in indices])).to(self.device)
+            target_in, target_out = pad_targets([rows[index][1].tolist() for index in indices], self.device)
+            scored = token_log_probs(self.models, source_ids, target_in, target_out).tolist()
+            for index, own in zip(indices, scored, strict=True):
+                ids = rows[index][1].tolist()
+                tokens = [self.vocabularies[1].symbols[token] for token in ids]
+                results[places[index]] = Score(ids, tokens, own[: len(ids)])
+        return results
+
+    def encode_source(self, line: str) -> np.ndarray:
+        """Ids, </s> last."""
+        return self.vocabularies[0].encode(self.subwords[0].encode(line))
+
+    def encode_target(self, line: str) -> np.ndarray:
+        return self.vocabularies[1].encode(self.subwords[1].encode(line))
+
+    def join_target(self, pieces: Sequence[str], remove_bpe: str | None = None) -> str:
+        """Pieces as text: by the subword model, or at a mark such as "@@ "."""
+        return join_pieces(list(pieces), self.subwords[1], remove_bpe)
+
+    def translation(self, hypotheses: Sequence[Hypothesis], source_ids: Sequence[int],
+                    remove_bpe: str | None = None) -> Translation:
+        """What a search found, as text."""
+        best, *rest = (self._translation(hypothesis, source_ids, remove_bpe) for hypothesis in hypotheses)
+        best.alternatives = rest
+        return best
+
+    def _translation(self, hypothesis: Hypothesis, source_ids: Sequence[int], remove_bpe: str | None) -> Translation:
+        tokens = self.vocabularies[1].decode(hypothesis.ids)
+        alignment = (None if hypothesis.attention is None else
+                     alignment_of(hypothesis.attention, source_ids, skipped=(EOS, PAD)))
+        return Translation(self.join_target(tokens, remove_bpe), hypothesis.score, tokens,
+                           hypothesis.token_scores, hypothesis.ids, alignment)
+
+
+def search_config(**options: Any) -> SearchConfig:
+    """SearchConfig from its fields' names or from flags (`lenpen`, `max_len_a`); None means the default."""
+    flags = {item.name: item.metadata["info"].name or item.name.replace("_", "-") for item in fields(SearchConfig)}
+    values = {flags.get(name, name.replace("_", "-")): value for name, value in options.items() if value is not None}
+    return build(SearchConfig, values, explicit=values)
+
+
+def _only_one(search: SearchConfig | None, **options: Any) -> SearchConfig:
+    given = [name for name, value in options.items() if value is not None]
+    if search is not None and given:
+        raise ConfigError(f"{given[0]} and search were both given. Put {given[0]} into the SearchConfig, or leave search out.")
+    return search or search_config(**options)
+
+
+def _fitted(ids: np.ndarray, limit: int, number: int, too_long: TooLong, warn: Callable[[str], object]) -> np.ndarray | None:
+    if too_long not in ("truncate", "skip"):
+        raise ConfigError(f"too_long is {too_long!r}; it must be truncate or skip.")
+    if len(ids) <= limit:
+        return ids
+    what = "skipped" if too_long == "skip" else f"cut to {limit}"
+    warn(f"line {number + 1} has {len(ids)} tokens, more than the {limit} positions of the model; it was {what}.")
+    return None if too_long == "skip" else np.append(ids[: limit - 1], EOS)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=4)

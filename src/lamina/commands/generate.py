@@ -1,0 +1,168 @@
+"""`lamina generate`: translate a split of a data folder and score the translations."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import torch
+
+from lamina import console
+from lamina.api import Translator, load
+from lamina.config.generate import GenerateConfig, ModelFiles
+from lamina.data.batching import pad_rows
+from lamina.data.corpus import Example, Languages, ParallelCorpus, load_dictionaries, open_corpus
+from lamina.decode.beam import Search
+from lamina.decode.lines import Describer, read_replacements
+from lamina.decode.rows import length_batches, search_rows
+from lamina.decode.scoring import pad_targets, token_log_probs
+from lamina.decode.trace import Hypothesis
+from lamina.errors import CheckpointError, DataError
+from lamina.metrics.bleu import Bleu
+from lamina.metrics.chrf_ter import Chrf, Ter
+
+# As in the references, where neither limit is given.
+DEFAULT_MAX_TOKENS = 12000
+
+
+def run(config: GenerateConfig) -> None:
+    translator = load_translator(config.files)
+    corpus = _open_split(config, translator)
+    numbers, examples = _fitting(config, translator, corpus)
+    describer = Describer(translator.vocabularies, translator.subwords, remove_bpe=config.output.remove_bpe,
+                          replacements=None if config.output.replace_unk is None else
+                          read_replacements(config.output.replace_unk), has_alignment=config.output.has_alignment)
+    hypotheses, references = [], []
+    started, num_tokens = time.perf_counter(), 0
+    with _open_output(config) as output:
+        for number, example, found in _in_order(_searched(config, translator, examples, numbers, describer)):
+            source, target = example.source.tolist(), example.target.tolist()
+            described = [describer.hypothesis(number, hypothesis, source) for hypothesis in found]
+            hypotheses.append(described[0].text if config.is_detokenized else described[0].tokens)
+            references.append(describer.reference_text(target) if config.is_detokenized else describer.reference(target))
+            num_tokens += len(found[0].ids)
+            if not config.is_quiet:
+                rows = [f"S-{number}\t{describer.source(source)}", f"T-{number}\t{describer.reference(target)}"]
+                output.write("\n".join([*rows, *(line for item in described for line in item.lines)]) + "\n")
+        seconds = time.perf_counter() - started
+        console.notice(f"translated {len(examples)} sentences ({num_tokens} tokens) in {seconds:.1f} s "
+                       f"({len(examples) / seconds:.2f} sentences/s, {num_tokens / seconds:.2f} tokens/s)")
+        if not config.score_reference:
+            for line in _figures(config, hypotheses, references):
+                output.write(line + "\n")
+
+
+def load_translator(files: ModelFiles) -> Translator:
+    device = "cuda" if torch.cuda.is_available() and not files.cpu else "cpu"
+    dtype = "bf16" if files.bf16 else "fp16" if files.fp16 else "fp32"
+    if files.fp16 and device == "cpu":
+        console.notice("--fp16 has no effect without a GPU: computing in float32")
+        dtype = "fp32"
+    return load(files.paths, device=device, dtype=dtype, overrides=files.override_values(), notice=console.notice)
+
+
+def _open_split(config: GenerateConfig, translator: Translator) -> ParallelCorpus:
+    data = config.data
+    folder = Path(data.data.split(":")[0])
+    languages = Languages(data.source_lang or translator.languages[0], data.target_lang or translator.languages[1])
+    if not folder.is_dir():
+        raise DataError(f"there is no data folder {folder}. Make one with `lamina preprocess --destdir {folder} ...`.")
+    for side, own, theirs in zip(("source", "target"), load_dictionaries(folder, languages), translator.vocabularies,
+                                 strict=True):
+        if own.symbols != theirs.symbols:
+            raise CheckpointError(f"{folder} was made with the {side} dictionary {own.digest}, but {config.files.paths[0]} "
+                                  f"expects {theirs.digest}. Pass the matching data folder, or preprocess with its dictionary.")
+    sizes = (len(translator.vocabularies[0]), len(translator.vocabularies[1]))
+    return open_corpus(folder, data.subset, languages, sizes,
+                       max_source_length=translator.max_source_positions if data.truncate_source else None)
+
+
+def _fitting(config: GenerateConfig, translator: Translator, corpus: ParallelCorpus) -> tuple[list[int], list[Example]]:
+    """The pairs to translate, and their numbers in the split."""
+    data = config.data
+    limits = (translator.max_source_positions, translator.max_target_positions)
+    too_long = np.flatnonzero((corpus.source_sizes > limits[0]) | (corpus.target_sizes > limits[1]))
+    if len(too_long):
+        what = (f"{len(too_long)} of {len(corpus)} pairs of {corpus.name} are longer than {limits[0]} source or {limits[1]} "
+                f"target positions: {', '.join(map(str, too_long[:10].tolist()))}{', ...' if len(too_long) > 10 else ''}")
+        if not data.skip_invalid:
+            raise DataError(f"{what}. Add --truncate-source, or --skip-invalid-size-inputs-valid-test to leave them out.")
+        console.notice(f"{what}; they are left out")
+    skipped = set(too_long.tolist())
+    numbers = [number for number in range(len(corpus)) if number not in skipped][data.shard_id :: data.num_shards]
+    return numbers, [corpus[number] for number in numbers]
+
+
+def _searched(config: GenerateConfig, translator: Translator, examples: list[Example], numbers: list[int],
+              describer: Describer) -> Iterator[tuple[int, int, Example, list[Hypothesis]]]:
+    """Place, number, pair and hypotheses, in the order in which batches finish."""
+    limits = {"max_tokens": config.data.max_tokens, "batch_size": config.data.max_sentences}
+    if limits == {"max_tokens": None, "batch_size": None}:
+        limits["max_tokens"] = DEFAULT_MAX_TOKENS
+    with console.progress("translating", len(examples)) as advance:
+        if config.score_reference:
+            longer = [max(example, key=len) for example in examples]
+            for indices in length_batches(longer, **limits):
+                for index, scored in zip(indices, _reference_scores(translator, [examples[index] for index in indices]),
+                                         strict=True):
+                    yield index, numbers[index], examples[index], [scored]
+                advance(len(indices))
+            return
+        search = Search(translator.models, config.search)
+        prefixes = [example.target[: config.prefix_size] for example in examples] if config.prefix_size else None
+        for found in search_rows(search, [example.source for example in examples], device=translator.device, prefixes=prefixes,
+                                 seed=config.files.seed, numbers=numbers, with_attention=describer.needs_attention, **limits):
+            yield found.index, numbers[found.index], examples[found.index], found.hypotheses
+            advance(1)
+
+
+def _reference_scores(translator: Translator, examples: list[Example]) -> list[Hypothesis]:
+    source = torch.from_numpy(pad_rows([example.source for example in examples])).to(translator.device)
+    targets = [example.target.tolist() for example in examples]
+    scores = token_log_probs(translator.models, source, *pad_targets(targets, translator.device)).tolist()
+    return [Hypothesis(ids, sum(row[: len(ids)]) / len(ids), row[: len(ids)]) for ids, row in zip(targets, scores, strict=True)]
+
+
+def _in_order(results: Iterator[tuple[int, int, Example, list[Hypothesis]]]) -> Iterator[tuple[int, Example, list[Hypothesis]]]:
+    """Batches come by length; lines go out in the order of the file, each as soon as all before it are done."""
+    waiting: dict[int, tuple[int, Example, list[Hypothesis]]] = {}
+    place = 0
+    for index, *result in results:
+        waiting[index] = tuple(result)  # type: ignore[assignment]
+        while place in waiting:
+            yield waiting.pop(place)
+            place += 1
+
+
+@contextmanager
+def _open_output(config: GenerateConfig) -> Iterator[TextIO]:
+    if config.results_path is None:
+        yield sys.stdout
+        return
+    path = Path(config.results_path, f"generate-{config.data.subset}.txt")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("w", encoding="utf-8") as file:
+            yield file
+        os.replace(part, path)
+    except OSError as error:
+        raise DataError(f"{path} could not be written: {error.strerror or error}.") from None
+    finally:
+        part.unlink(missing_ok=True)
+    console.notice(f"wrote {path}")
+
+
+def _figures(config: GenerateConfig, hypotheses: list[str], references: list[str]) -> Iterator[str]:
+    """The closing lines: a figure, then the signature to quote with it."""
+    for name in config.metrics:
+        metric = {"chrf": Chrf, "ter": Ter}[name]() if name != "bleu" else Bleu(is_tokenized=not config.is_detokenized)
+        score = metric.corpus(hypotheses, [references])
+        yield f"Generate {config.data.subset} with beam={config.search.beam}: {score.text}"
+        yield f"| {score.signature}"

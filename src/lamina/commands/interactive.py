@@ -1,0 +1,103 @@
+"""`lamina interactive`: translate lines as they come, from a person, a pipe or a file."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import BinaryIO
+
+from lamina import console
+from lamina.api import Translation, Translator
+from lamina.commands.generate import load_translator
+from lamina.config.generate import InteractiveConfig
+from lamina.decode.lines import UNKNOWN, read_replacements
+from lamina.errors import DataError
+
+PIPE_BUFFER = 1000
+PROMPT = "> "
+
+
+def run(config: InteractiveConfig) -> None:
+    translator = load_translator(config.files)
+    is_typed = config.input == "-" and sys.stdin.isatty()
+    buffer_size = config.buffer_size or (1 if is_typed else PIPE_BUFFER)
+    replacements = None if config.output.replace_unk is None else read_replacements(config.output.replace_unk)
+    if is_typed:
+        console.notice("type a sentence and press Enter; Ctrl-D ends")
+    waiting: deque[str] = deque()
+
+    def passing(lines: Iterator[str]) -> Iterator[str]:
+        for line in lines:
+            waiting.append(line)
+            yield line
+
+    with _open_input(config.input) as file:
+        translations = translator.stream(
+            passing(_lines(file, config.input, is_typed)), buffer_size=buffer_size, max_tokens=config.max_tokens,
+            batch_size=config.max_sentences, seed=config.files.seed, remove_bpe=config.output.remove_bpe,
+            too_long=config.too_long, warn=console.warn,  # type: ignore[arg-type]
+            with_alignment=config.output.has_alignment or replacements is not None, search=config.search)
+        for number, translation in enumerate(translations):
+            _show(config, translator, number, waiting.popleft(), translation, replacements)
+            if not waiting:
+                sys.stdout.flush()
+
+
+def _open_input(name: str) -> BinaryIO | nullcontext[BinaryIO]:
+    if name == "-":
+        return nullcontext(sys.stdin.buffer)
+    try:
+        return open(name, "rb")
+    except OSError as error:
+        raise DataError(f"--input {name} cannot be read: {error.strerror}.") from None
+
+
+def _lines(file: BinaryIO, name: str, is_typed: bool) -> Iterator[str]:
+    """Bytes that are not UTF-8 are replaced and named, so that one bad line does not end a long pipe."""
+    number = 0
+    while True:
+        if is_typed:
+            sys.stderr.write(PROMPT)
+            sys.stderr.flush()
+        data = file.readline()
+        if not data:
+            return
+        number += 1
+        try:
+            line = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            console.warn(f"line {number} of {'standard input' if name == '-' else name} is not valid UTF-8 at byte "
+                         f"{error.start}; the bytes are replaced.")
+            line = data.decode("utf-8", errors="replace")
+        yield line.rstrip("\r\n")
+
+
+def _show(config: InteractiveConfig, translator: Translator, number: int, line: str, translation: Translation,
+          replacements: dict[str, str] | None) -> None:
+    pieces = translator.subwords[0].encode(line)
+    best = [translation, *translation.alternatives]
+    texts = [_with_replacements(translator, item, pieces, replacements, config.output.remove_bpe) for item in best]
+    if config.is_plain:
+        print("\n".join(texts))
+        return
+    print(f"S-{number}\t{' '.join(pieces)}")
+    for item, text in zip(best, texts, strict=True):
+        score = item.score / math.log(2)
+        print(f"H-{number}\t{score:.6f}\t{' '.join(item.tokens)}")
+        print(f"D-{number}\t{score:.6f}\t{text}")
+        print(f"P-{number}\t{' '.join(f'{value / math.log(2):.4f}' for value in item.token_scores)}")
+        if config.output.has_alignment:
+            print(f"A-{number}\t{' '.join(f'{source}-{target}' for source, target in item.alignment or [])}")
+
+
+def _with_replacements(translator: Translator, item: Translation, pieces: list[str], replacements: dict[str, str] | None,
+                       remove_bpe: str | None) -> str:
+    if replacements is None or UNKNOWN not in item.tokens:
+        return item.text
+    source_of = {target: source for source, target in item.alignment or []}
+    words = [replacements.get(pieces[source_of[place]], pieces[source_of[place]]) if piece == UNKNOWN and place in source_of
+             else piece for place, piece in enumerate(item.tokens)]
+    return translator.join_target(words, remove_bpe)

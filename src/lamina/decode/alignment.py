@@ -1,0 +1,54 @@
+"""Which source positions each token of a hypothesis looked at, read off one pass over the finished hypothesis."""
+
+# B rows, S source, T target
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lamina.decode.scoring import pad_targets
+from lamina.decode.trace import Hypothesis
+from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.nn.attention import CrossAttention
+
+
+def attention_of(models: Sequence[EncoderDecoder], source: Tensor, hypotheses: list[list[Hypothesis]]) -> None:
+    """Fill in each hypothesis's `attention`: the last decoder layer's, the mean of its heads and of all models."""
+    rows = [row for row, found in enumerate(hypotheses) for _ in found]
+    flat = [hypothesis for found in hypotheses for hypothesis in found]
+    target_in, _ = pad_targets([hypothesis.ids for hypothesis in flat], source.device)
+    repeated = source[torch.tensor(rows, device=source.device)]
+    weights = torch.stack([cross_attention(model, repeated, target_in) for model in models]).mean(dim=0).cpu()
+    for hypothesis, own in zip(flat, weights, strict=True):
+        hypothesis.attention = own[: len(hypothesis.ids)]
+
+
+@torch.no_grad()
+def cross_attention(model: EncoderDecoder, source: Tensor, target_in: Tensor) -> Tensor:
+    """(B, T, S); 0 on padding"""
+    seen: list[Tensor] = []
+
+    def watch(attention: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        assert isinstance(attention, CrossAttention)
+        seen.append(attention.weights(*inputs))
+
+    last: Any = model.decoder.layers[-1]
+    hook = last.cross_attention.register_forward_pre_hook(watch)
+    try:
+        model(source, target_in)
+    finally:
+        hook.remove()
+    return seen[0]
+
+
+def alignment_of(attention: Tensor, source_ids: Sequence[int], skipped: Sequence[int]) -> list[tuple[int, int]]:
+    """(source position, target position) of each token but the last, </s>: where it looked most, `skipped` ids left out."""
+    may_align = torch.tensor([token not in skipped for token in source_ids])
+    if not may_align.any():
+        return []
+    best = attention[:-1].masked_fill(~may_align, -torch.inf).argmax(dim=1).tolist()
+    return [(position, place) for place, position in enumerate(best)]

@@ -1,0 +1,86 @@
+"""One step of a search: which tokens might continue which beams.
+
+Every strategy takes log-probabilities and the beams' scores so far and returns `Candidates`, the most promising first.
+A beam that must not go on has score -inf, and so have its candidates.
+"""
+
+# B sentences, K beams, M candidates, V vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lamina.config.decode import SearchConfig
+from lamina.decode.sampling import draw
+
+# More than the beam holds: each beam may end at this step, and as many must still go on.
+CANDIDATES_PER_BEAM = 2
+
+
+class Candidates(NamedTuple):
+    scores: Tensor  # (B, M), of the whole hypothesis
+    tokens: Tensor  # (B, M)
+    parents: Tensor  # (B, M): the beams they continue
+
+
+# strategy(log_probs (B, K, V), scores (B, K), uniforms (B, K) or None); log_probs may be overwritten
+Strategy = Callable[[Tensor, Tensor, Tensor | None], Candidates]
+
+
+def strategy_of(config: SearchConfig) -> Strategy:
+    if config.sampling:
+        return partial(sampled, topk=config.sampling_topk, topp=config.sampling_topp)
+    if config.num_groups > 1:
+        return partial(most_likely_by_group, num_groups=config.num_groups, strength=config.diverse_beam_strength)
+    return most_likely
+
+
+def first_scores(config: SearchConfig, batch: int, device: torch.device) -> Tensor:
+    """Before the first token all beams are equal: only those count that a strategy will not mistake for others. (B, K)"""
+    scores = torch.zeros(batch, config.beam, device=device)
+    if not config.sampling:
+        scores[:, config.num_groups :] = -torch.inf
+    return scores
+
+
+def most_likely(log_probs: Tensor, scores: Tensor, uniforms: Tensor | None = None) -> Candidates:
+    """The best continuations of any beam."""
+    return best_of(log_probs.add_(scores[:, :, None]))
+
+
+def best_of(totals: Tensor) -> Candidates:
+    """totals: (B, K, V), the score of each continuation"""
+    batch, num_beams, vocab = totals.shape
+    best, places = totals.view(batch, -1).topk(min(CANDIDATES_PER_BEAM * num_beams, num_beams * vocab))
+    return Candidates(best, places % vocab, places.div(vocab, rounding_mode="floor"))
+
+
+def most_likely_by_group(log_probs: Tensor, scores: Tensor, uniforms: Tensor | None = None, *, num_groups: int,
+                         strength: float) -> Candidates:
+    """Each group in turn, less what earlier groups have among their candidates (Vijayakumar et al. 2018, Alg. 1).
+
+    Group g owns the beams g, g + G, .. and the candidates likewise, as in fairseq: when candidates of one group end, those
+    behind them move up, possibly into another group's beam.
+    """
+    num_uses = torch.zeros_like(log_probs[:, 0])  # (B, V)
+    groups = []
+    for group in range(num_groups):
+        own = log_probs[:, group::num_groups] - strength * num_uses[:, None]
+        found = most_likely(own, scores[:, group::num_groups])
+        num_uses.scatter_add_(1, found.tokens, torch.ones_like(found.scores))
+        groups.append(found._replace(parents=found.parents * num_groups + group))
+    return Candidates(*(torch.stack(parts, dim=2).flatten(1) for parts in zip(*groups, strict=True)))
+
+
+def sampled(log_probs: Tensor, scores: Tensor, uniforms: Tensor | None = None, *, topk: int, topp: float) -> Candidates:
+    """One draw a beam; beams never meet."""
+    assert uniforms is not None, "draws need random numbers"
+    tokens = draw(log_probs, uniforms, topk=topk, topp=topp)
+    totals = scores + log_probs.gather(2, tokens[:, :, None])[:, :, 0]
+    parents = torch.arange(scores.size(1), device=scores.device).expand_as(tokens)
+    return Candidates(totals, tokens, parents)

@@ -1,0 +1,37 @@
+"""Drawing tokens at random, the same for a sentence whatever batch it is in."""
+
+# B sentences, K beams, T steps, V vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# A draw at the very end of the distribution must not fall off it by rounding.
+LARGEST_SHARE = 1.0 - 1e-6
+
+
+def uniforms_for(seeds: Sequence[Sequence[int]], num_beams: int, num_steps: int, device: torch.device) -> Tensor:
+    """Numbers from [0, 1), a stream for each sentence: the first steps do not depend on how many follow. (T, B, K)"""
+    drawn = [np.random.default_rng(list(seed)).random((num_steps, num_beams)) for seed in seeds]
+    return torch.from_numpy(np.stack(drawn, axis=1).astype(np.float32)).to(device)
+
+
+def draw(log_probs: Tensor, uniforms: Tensor, *, topk: int = -1, topp: float = -1.0) -> Tensor:
+    """One token a beam by its probability, by inversion of the cumulative distribution. (B, K, V), (B, K) -> (B, K)"""
+    ids = None
+    if topk > 0:
+        log_probs, ids = log_probs.topk(min(topk, log_probs.size(2)))
+    elif 0.0 < topp < 1.0:
+        log_probs, ids = log_probs.sort(dim=2, descending=True)
+        probs = log_probs.exp()
+        # A token stays if those before it fall short of P: the one that reaches P is in.
+        log_probs = log_probs.masked_fill(probs.cumsum(dim=2) - probs >= topp, -torch.inf)
+    largest = log_probs.amax(dim=2, keepdim=True).clamp(min=torch.finfo(log_probs.dtype).min)
+    cumulative = (log_probs - largest).exp().cumsum(dim=2)
+    shares = uniforms.clamp(max=LARGEST_SHARE)[:, :, None] * cumulative[:, :, -1:]
+    places = torch.searchsorted(cumulative, shares, right=True).clamp(max=cumulative.size(2) - 1)
+    return (places if ids is None else ids.gather(2, places))[:, :, 0]

@@ -1,0 +1,235 @@
+"""`lamina generate`, `interactive` and `rescore`, in-process, with a model trained on 60 lines."""
+
+import io
+import math
+import re
+import sys
+
+import pytest
+
+from lamina.cli import main
+from tiny import TINY_FLAGS, make_data
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A data folder and a checkpoint that knows a little."""
+    folder = tmp_path_factory.mktemp("generate")
+    data = make_data(folder, num_lines=60)
+    assert main(["train", str(data), *TINY_FLAGS, "--max-tokens", "200", "--max-epoch", "25", "--lr", "0.02", "--log-format",
+                 "none", "--no-epoch-checkpoints", "--save-dir", str(folder / "out")]) == 0
+    return str(data), str(folder / "out" / "checkpoint_best.pt")
+
+
+def generate(capsys, trained, *flags):
+    data, path = trained
+    code = main(["generate", data, "--path", path, "--gen-subset", "valid", "--cpu", *flags])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured.out.splitlines()
+
+
+def rows(lines, kind):
+    found = [line.split("\t") for line in lines if line.startswith(f"{kind}-")]
+    return {int(cells[0].split("-")[1]): cells[1:] for cells in found}
+
+
+def test_lines_and_figures(trained, capsys):
+    lines = generate(capsys, trained, "--beam", "4", "--lenpen", "1.0", "--remove-bpe")
+    assert [line.split("-")[0] for line in lines[:5]] == ["S", "T", "H", "D", "P"]
+    for kind in "STHDP":
+        assert list(rows(lines, kind)) == list(range(6))
+    score, text = rows(lines, "H")[0]
+    token_scores = [float(value) for value in rows(lines, "P")[0][0].split()]
+    assert float(score) == pytest.approx(sum(token_scores) / len(token_scores), abs=1e-3)
+    assert len(token_scores) == len(text.split()) + 1
+    assert re.fullmatch(r"Generate valid with beam=4: BLEU4 = [\d.]+, [\d.]+/[\d.]+/[\d.]+/[\d.]+ "
+                        r"\(BP=[\d.]+, ratio=[\d.]+, syslen=\d+, reflen=\d+\)", lines[-2])
+    assert "tok:none" in lines[-1]
+
+
+def test_results_do_not_depend_on_batches(trained, capsys):
+    one = generate(capsys, trained, "--batch-size", "1")
+    for flags in (["--max-tokens", "1000"], ["--batch-size", "4"], []):
+        same(one, generate(capsys, trained, *flags))
+
+
+def same(lines, others):
+    """Text to the letter; sums of floats differ in their last digits with the shape of a batch."""
+    assert len(lines) == len(others)
+    for line, other in zip(lines, others, strict=True):
+        for cell, own in zip(line.split("\t"), other.split("\t"), strict=True):
+            if re.fullmatch(r"[-\d. ]+", cell):
+                assert [*map(float, cell.split())] == pytest.approx([*map(float, own.split())], abs=1e-4)
+            else:
+                assert cell == own
+
+
+def test_an_ensemble_of_a_model_with_itself_is_the_model(trained, capsys):
+    data, path = trained
+    one = rows(generate(capsys, trained), "D")
+    assert main(["generate", data, "--path", f"{path}:{path}", "--gen-subset", "valid", "--cpu"]) == 0
+    both = rows(capsys.readouterr().out.splitlines(), "D")
+    assert {number: cells[1] for number, cells in one.items()} == {number: cells[1] for number, cells in both.items()}
+    assert [float(cells[0]) for cells in one.values()] == pytest.approx([float(cells[0]) for cells in both.values()], abs=1e-4)
+
+
+def test_quiet_and_other_metrics(trained, capsys):
+    lines = generate(capsys, trained, "--quiet", "--metric", "bleu,chrf,ter", "--sacrebleu")
+    assert len(lines) == 6
+    assert [line.split(": ")[1].split(" =")[0] for line in lines[::2]] == ["BLEU4", "chrF2", "TER"]
+    assert "tok:13a" in lines[1]
+
+
+def test_nbest_is_sorted(trained, capsys):
+    lines = generate(capsys, trained, "--beam", "3", "--nbest", "3")
+    scores = [float(line.split("\t")[1]) for line in lines if line.startswith("H-0\t")]
+    assert len(scores) == 3
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_alignment(trained, capsys):
+    lines = generate(capsys, trained, "--print-alignment")
+    sources = rows(lines, "S")
+    for number, (pairs,) in rows(lines, "A").items():
+        target_length = len(rows(lines, "H")[number][1].split())
+        found = [tuple(map(int, pair.split("-"))) for pair in pairs.split()]
+        assert [target for _, target in found] == list(range(target_length))
+        assert all(source < len(sources[number][0].split()) for source, _ in found)
+
+
+def test_a_prefix_is_kept(trained, capsys):
+    lines = generate(capsys, trained, "--prefix-size", "2")
+    references = rows(lines, "T")
+    for number, (_, text) in rows(lines, "H").items():
+        assert text.split()[:2] == references[number][0].split()[:2]
+
+
+def test_scoring_references(trained, capsys):
+    lines = generate(capsys, trained, "--score-reference")
+    references = rows(lines, "T")
+    assert {number: cells[1] for number, cells in rows(lines, "H").items()} == {
+        number: cells[0] for number, cells in references.items()}
+    assert not any(line.startswith("Generate") for line in lines)
+
+
+def test_sampling_is_reproducible(trained, capsys):
+    flags = ["--sampling", "--beam", "2", "--seed"]
+    first = generate(capsys, trained, *flags, "3")
+    same(first, generate(capsys, trained, *flags, "3", "--batch-size", "1"))
+    assert first != generate(capsys, trained, *flags, "4")
+
+
+def test_shards_make_up_the_whole(trained, capsys):
+    whole = rows(generate(capsys, trained), "H")
+    parts = {}
+    for shard in ("0", "1"):
+        parts |= rows(generate(capsys, trained, "--num-shards", "2", "--shard-id", shard), "H")
+    assert {number: cells[1] for number, cells in parts.items()} == {number: cells[1] for number, cells in whole.items()}
+
+
+def test_results_go_to_a_file(trained, capsys, tmp_path):
+    whole = generate(capsys, trained)
+    assert generate(capsys, trained, "--results-path", str(tmp_path / "results")) == []
+    assert (tmp_path / "results" / "generate-valid.txt").read_text().splitlines() == whole
+
+
+def test_the_references_lines(trained, capsys):
+    data, path = trained
+    for line in (f"generate {data} --path {path} --beam 4 --lenpen 1.0 --remove-bpe --gen-subset valid",
+                 f"generate {data} --path {path} --batch-size 128 --beam 5 --remove-bpe --user-dir ../radam_fairseq --quiet "
+                 "--fp16 --cpu --gen-subset valid"):
+        assert main(line.split()) == 0
+    assert "Generate valid with beam=5: BLEU4 = " in capsys.readouterr().out
+
+
+def test_overrides_are_literals(trained, capsys):
+    data, path = trained
+    assert generate(capsys, trained, "--model-overrides", "{'dropout': 0.5}") == generate(capsys, trained)
+    for text, message in (("__import__('os')", "must be a dictionary"), ("{'dropot': 0.5}", "Did you mean")):
+        assert main(["generate", data, "--path", path, "--model-overrides", text]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--gen-subset", "nosplit"], "no split 'nosplit'"), (["--path", "nowhere.pt"], "there is no checkpoint nowhere.pt"),
+    (["--nbest", "9"], "--nbest is 9"), (["--metric", "rouge"], "--metric knows"), (["--shard-id", "1"], "--shard-id is 1"),
+    (["--sampling-topk", "3"], "without --sampling"),
+])
+def test_bad_input(trained, capsys, flags, message):
+    data, path = trained
+    assert main(["generate", data, "--path", path, *flags]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1
+    assert message in error[0]
+
+
+def test_another_folder(trained, capsys, tmp_path):
+    other = make_data(tmp_path, num_lines=2)
+    capsys.readouterr()
+    assert main(["generate", str(other), "--path", trained[1], "--gen-subset", "valid"]) == 2
+    assert "was made with the source dictionary" in capsys.readouterr().err
+
+
+# -- interactive
+
+def interactive(monkeypatch, capsys, trained, text, *flags):
+    stdin = io.TextIOWrapper(io.BytesIO(text if isinstance(text, bytes) else text.encode()))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    code = main(["interactive", "--path", trained[1], "--cpu", *flags])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured
+
+
+def test_lines_from_a_pipe(trained, capsys, monkeypatch):
+    sources = [cells[0] for cells in rows(generate(capsys, trained), "S").values()]
+    expected = [cells[1] for cells in rows(generate(capsys, trained), "D").values()]
+    out = interactive(monkeypatch, capsys, trained, "\n".join(sources) + "\n", "--plain").out
+    assert out.splitlines() == expected
+    small = interactive(monkeypatch, capsys, trained, "\n".join(sources), "--plain", "--buffer-size", "2").out
+    assert small == out
+    lines = interactive(monkeypatch, capsys, trained, sources[0]).out.splitlines()
+    assert [line.split("-")[0] for line in lines] == ["S", "H", "D", "P"]
+
+
+def test_odd_lines_do_not_end_a_pipe(trained, capsys, monkeypatch):
+    text = b"the old boat\n\nbird \xff garden\n" + b"red " * 5000 + b"\nthe moon\n"
+    captured = interactive(monkeypatch, capsys, trained, text, "--plain", "--too-long", "skip")
+    assert len(captured.out.splitlines()) == 5
+    assert captured.out.splitlines()[1] == ""
+    assert captured.out.splitlines()[3] == ""
+    assert "line 3 of standard input is not valid UTF-8 at byte 5" in captured.err
+    assert "line 4 has 5001 tokens" in captured.err
+
+
+def test_lines_from_a_file(trained, capsys, monkeypatch, tmp_path):
+    (tmp_path / "lines.txt").write_text("the old boat\n")
+    assert interactive(monkeypatch, capsys, trained, "", "--input", str(tmp_path / "lines.txt"), "--plain").out
+    assert main(["interactive", "--path", trained[1], "--input", "nowhere.txt"]) == 2
+    assert "--input nowhere.txt cannot be read" in capsys.readouterr().err
+
+
+# -- rescore
+
+def test_rescoring_agrees_with_generate(trained, capsys, tmp_path):
+    lines = generate(capsys, trained)
+    (tmp_path / "src").write_text("\n".join(cells[0] for cells in rows(lines, "S").values()) + "\n")
+    (tmp_path / "hyp").write_text("\n".join(cells[1] for cells in rows(lines, "D").values()) + "\n")
+    assert main(["rescore", "--path", trained[1], "--source", str(tmp_path / "src"), "--target", str(tmp_path / "hyp"),
+                 "--cpu"]) == 0
+    scored = capsys.readouterr().out.splitlines()
+    for number, (mean, total) in rows(scored, "H").items():
+        assert float(mean) == pytest.approx(float(rows(lines, "H")[number][0]), abs=1e-4)
+        values = [float(value) for value in rows(scored, "P")[number][0].split()]
+        assert sum(values) == pytest.approx(float(total), abs=1e-2)
+    bits, ppl = re.fullmatch(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", scored[-1]).groups()
+    assert float(ppl) == pytest.approx(2 ** float(bits), rel=1e-2)
+    assert math.isfinite(float(bits))
+
+
+def test_rescoring_needs_aligned_files(trained, capsys, tmp_path):
+    (tmp_path / "a").write_text("x\ny\n")
+    (tmp_path / "b").write_text("x\n")
+    assert main(["rescore", "--path", trained[1], "--source", str(tmp_path / "a"), "--target", str(tmp_path / "b")]) == 2
+    assert "2 lines and" in capsys.readouterr().err
