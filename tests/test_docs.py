@@ -21,7 +21,7 @@ DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 # What makes the README's commands quick enough for a test; of a flag that is given twice the last one counts.
 QUICKER = {"demo": "--max-update 2 --train-pairs 300 --samples 1", "preprocess": "--workers 1",
-           "train": "--max-update 3"}
+           "train": "--max-update 3", "generate": "--beam 2 --max-len-b 5"}
 
 
 def read(path):
@@ -84,13 +84,13 @@ def test_the_generator_does_not_import_torch():
 def test_the_readme_runs_from_text_to_a_score(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     commands = command_lines(read(ROOT / "README.md"))
-    assert [words[0] for words in commands] == ["demo", "preprocess", "train"]
+    assert [words[0] for words in commands] == ["demo", "preprocess", "train", "generate"]
     for words in commands:
         assert main([*words, *shlex.split(QUICKER[words[0]])]) == 0, words
     output = capsys.readouterr().out
     assert "test BLEU: " in output
     assert re.search(r"valid on 'valid' subset \| .*\| bleu \d", output)
-    assert (tmp_path / "checkpoints" / "checkpoint_best.pt").exists()
+    assert re.search(r"Generate test with beam=2: BLEU4 = [\d.]+, ", output)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

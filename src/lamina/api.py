@@ -22,11 +22,11 @@ from lamina.decode.beam import Search
 from lamina.decode.rows import length_batches, search_rows
 from lamina.decode.scoring import pad_targets, token_log_probs
 from lamina.decode.trace import Hypothesis
-from lamina.errors import CheckpointError, ConfigError
+from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.tasks.translation import join_pieces
 from lamina.text.subword import Subword
-from lamina.text.vocabulary import EOS, PAD, Vocabulary
+from lamina.text.vocabulary import EOS, PAD, UNK, Vocabulary
 
 TooLong = Literal["truncate", "skip"]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -118,6 +118,7 @@ class Translator:
         self.max_target_positions = min(model.max_target_positions for model in models)
 
     def translate(self, sentences: Iterable[str], beam: int | None = None, *, search: SearchConfig | None = None,
+                  constraints: Iterable[Sequence[str]] | None = None,
                   max_tokens: int | None = None, batch_size: int | None = None, seed: int = 1, first_number: int = 0,
                   remove_bpe: str | None = None, with_alignment: bool = False, too_long: TooLong = "truncate",
                   warn: Callable[[str], object] | None = None, **options: Any) -> list[Translation]:
@@ -129,6 +130,10 @@ class Translator:
         positions is cut or skipped, and `warn` is told (Python's warnings, if left out). `remove_bpe` joins pieces at a mark
         such as "@@ ", where the checkpoint carries no subword model of its own. Sentences that are part of a longer text
         count from `first_number` in warnings and in what sampling draws.
+
+        `constraints` has a list of target phrases for each sentence, in raw text like the sentences, or an empty one: the
+        translation contains them, in this order unless `constraint_order="unordered"`. A maximum length that is too short
+        for them gives way; a phrase that the dictionary does not know is an error.
         """
         if isinstance(sentences, str):
             raise ConfigError("translate() takes a list of sentences, not one string. Write translate([sentence]).")
@@ -138,28 +143,32 @@ class Translator:
         results = [Translation("", 0.0, [], [], []) for _ in lines]
         rows: list[np.ndarray] = []
         places: list[int] = []
+        phrases = None if constraints is None else self._phrases(constraints, len(lines), first_number)
         for place, line in enumerate(lines):
             ids = _fitted(self.encode_source(line), self.max_source_positions, first_number + place, too_long, warn)
             if ids is None:
                 results[place].is_skipped = True
-            elif len(ids) > 1:
+            elif len(ids) > 1 or (phrases is not None and phrases[place]):
                 rows.append(ids)
                 places.append(place)
         # A draw belongs to the line, wherever the lines around it end up: numbers count all lines, not those searched.
         numbers = [first_number + place for place in places]
         for found in search_rows(searcher, rows, device=self.device, max_tokens=max_tokens, batch_size=batch_size, seed=seed,
-                                 numbers=numbers, with_attention=with_alignment):
+                                 numbers=numbers, with_attention=with_alignment,
+                                 constraints=None if phrases is None else [phrases[place] for place in places]):
             results[places[found.index]] = self.translation(found.hypotheses, rows[found.index].tolist(), remove_bpe)
         return results
 
     def stream(self, sentences: Iterable[str], beam: int | None = None, *, buffer_size: int = 1000,
-               **options: Any) -> Iterator[Translation]:
+               constraints: Iterable[Sequence[str]] | None = None, **options: Any) -> Iterator[Translation]:
         """`translate`, with all its options, for any number of sentences: `buffer_size` of them are in memory at a time."""
         if buffer_size < 1:
             raise ConfigError(f"--buffer-size is {buffer_size}; it must be at least 1.")
         lines, number = iter(sentences), options.pop("first_number", 0)
+        phrases = None if constraints is None else iter(constraints)
         while buffer := list(islice(lines, buffer_size)):
-            yield from self.translate(buffer, beam, first_number=number, **options)
+            own = None if phrases is None else list(islice(phrases, len(buffer)))
+            yield from self.translate(buffer, beam, first_number=number, constraints=own, **options)
             number += len(buffer)
 
     def score(self, pairs: Iterable[tuple[str, str]], *, max_tokens: int | None = None, batch_size: int | None = None,
@@ -196,6 +205,26 @@ class Translator:
 
     def encode_target(self, line: str) -> np.ndarray:
         return self.vocabularies[1].encode(self.subwords[1].encode(line))
+
+    def _phrases(self, constraints: Iterable[Sequence[str]], number: int, first_number: int) -> list[list[list[int]]]:
+        """The ids of each sentence's phrases."""
+        texts = list(constraints)
+        if any(isinstance(own, str) for own in texts):
+            raise ConfigError("constraints has a string where a list of phrases belongs. Write [phrase] for a single one.")
+        if len(texts) != number:
+            raise ConfigError(f"there are {number} sentences, but {len(texts)} lists of constraints. Give each sentence one; "
+                              "an empty list asks for nothing.")
+        rows = [[self.encode_target(phrase)[:-1].tolist() for phrase in own] for own in texts]
+        for place, (own, ids) in enumerate(zip(texts, rows, strict=True)):
+            for phrase, row in zip(own, ids, strict=True):
+                where = f"line {first_number + place + 1}, constraint {phrase!r}"
+                if not row:
+                    raise DataError(f"{where}: there is nothing in it. Leave it out.")
+                if min(row) <= UNK:
+                    unknown = [piece for piece, token in zip(self.subwords[1].encode(phrase), row, strict=True) if token <= UNK]
+                    raise DataError(f"{where}: the target dictionary has no {', '.join(map(repr, unknown))}, so the model "
+                                    "cannot say it. Choose other words, and segment them like the training data.")
+        return rows
 
     def join_target(self, pieces: Sequence[str], remove_bpe: str | None = None) -> str:
         """Pieces as text: by the subword model, or at a mark such as "@@ "."""

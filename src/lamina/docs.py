@@ -31,8 +31,8 @@ MIGRATING_INTRODUCTION = """\
 # Coming from fairseq
 
 `python preprocess.py` or `fairseq-preprocess` becomes `lamina preprocess`, `python train.py` or `fairseq-train` becomes
-`lamina train`. The rest of the line stays. Generation, scoring and averaging are not there yet: this release has
-`preprocess`, `train` and `demo`.
+`lamina train`. The rest of the line stays; `average_checkpoints.py` becomes `lamina average`. `eval_lm` is not
+there yet.
 
 An option of fairseq 0.9 either does what it did, under its name or an alias; or it is *retired*: accepted, with one line
 that says why it has no effect; or it is *refused*, because the run would not be the one you asked for. The tables below

@@ -1,17 +1,21 @@
 """decode/constraints.py: translations contain their phrases, where the model likes them best."""
 
+import io
 import itertools
 import random
+import sys
 
 import pytest
 import torch
 
+import lamina
+from lamina.cli import main
 from lamina.config.decode import SearchConfig
 from lamina.decode.beam import Search
-from lamina.decode.constraints import Phrases
+from lamina.decode.constraints import Constraints, Phrases
 from lamina.errors import ConfigError, DataError
 from lamina.models.build import build_model
-from tiny import pad, tiny_config
+from tiny import TINY_FLAGS, make_data, pad, tiny_config
 
 A, B, C, D = range(4, 8)
 SIZE = 8  # of the vocabulary: these four and the special symbols
@@ -127,7 +131,7 @@ def everything(request):
 def test_a_wide_beam_finds_the_best_of_all(everything, phrases, order):
     model, source, scores = everything
     expected = sorted(((score, ids) for ids, score in scores.items() if holds(ids[:-1], phrases, order)), reverse=True)
-    found = run(model, source, [phrases], beam=1500, nbest=4, max_length_offset=MAX_LENGTH, constraint_order=order)[0]
+    found = run(model, source, [phrases], beam=400, nbest=4, max_length_offset=MAX_LENGTH, constraint_order=order)[0]
     assert found[0].ids == list(expected[0][1])
     assert [one.score for one in found] == pytest.approx([score for score, _ in expected[: len(found)]], abs=1e-5)
 
@@ -142,7 +146,7 @@ def mixed(seed, number=6):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("options", [{}, {"no_repeat_ngram": 2}, {"max_length_offset": 3}, {"min_length": 8}, {"unk_penalty": 1.0},
+@pytest.mark.parametrize("options", [{}, {"no_repeat_ngram": 2}, {"max_length_offset": 3}, {"min_length": 8},
                                      {"max_length_factor": 0.5, "max_length_offset": 2}, {"length_penalty": 0.0}],
                          ids=lambda options: " ".join(options) or "plain")
 def test_all_hypotheses_hold_all_phrases(order, options):
@@ -189,7 +193,8 @@ def test_phrases_that_come_by_themselves_change_little():
     _, source, _ = mixed(2)
     options = {"beam": 8, "max_length_offset": 8}
     ordinary = run(model, source, None, **options)
-    asked = run(model, source, [[found[0].ids[:2]] for found in ordinary], **options)
+    asked = run(model, source, [[found[0].ids[:2]] if min(found[0].ids[:2]) >= A else []
+                                  for found in ordinary], **options)
     for one, other in zip(asked, ordinary, strict=True):
         assert one[0].score >= other[0].score - 0.1
 
@@ -249,3 +254,101 @@ def test_contradictions_are_refused(options, why):
     _, source, _ = mixed(0)
     with pytest.raises(ConfigError, match=why):
         run(small_model(), source[:1], [[[A]]], **options)
+
+
+@pytest.mark.parametrize(("end", "expected"), [(-0.5, [C, A]), (-0.05, [A, C])])
+def test_phrases_wait_until_the_model_wants_to_end(end, expected):
+    """With one beam and two banks: before that the likelier token comes first, from then on the phrase."""
+    constraints = Constraints([[[A, B]]], num_beams=1, is_ordered=True)
+    constraints.fit_([10], 20)
+    log_probs = torch.tensor([[[-9.0, -torch.inf, end, -9.0, -5.0, -6.0, -0.1, -4.0]]])
+    constraints.restrict_(log_probs, 0)
+    assert log_probs[0, 0, 2] == -torch.inf
+    assert constraints.candidates(log_probs, torch.zeros(1, 1)).tokens.tolist() == [expected]
+
+
+def test_slots_go_round_the_banks():
+    constraints = Constraints([[[A, B]], []], num_beams=3, is_ordered=True)
+    constraints.fit_([10, 10], 20)
+    log_probs = torch.tensor([-9.0, -torch.inf, -8.0, -7.0, -5.0, -6.0, -0.1, -4.0]).repeat(2, 3, 1)
+    scores = torch.tensor([[0.0, -torch.inf, -torch.inf]]).repeat(2, 1)
+    first = constraints.candidates(log_probs, scores)
+    assert first.tokens.tolist() == [[C, A, D, B, 3, 2], [C, D, A, B, 3, 2]]  # a sentence without phrases goes by score
+
+
+# -- from Python and from the command line
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("constraints")
+    data = make_data(folder)
+    assert main(["train", str(data), *TINY_FLAGS, "--max-update", "12", "--save-dir", str(folder / "out"),
+                 "--max-target-positions", "32"]) == 0
+    return str(folder / "out" / "checkpoint_last.pt")
+
+
+@pytest.fixture(scope="module")
+def translator(path):
+    return lamina.load(path, device="cpu")
+
+
+LINES = ["the old boat", "a bird", "", "the small moon"]
+PHRASES = [["BOAT OLD", "THE"], [], ["MOON"], ["THE", "BOAT OLD", "RED"]]
+
+
+def words_hold(text, phrases, order):
+    return holds(text.split(), [phrase.split() for phrase in phrases], order)
+
+
+@pytest.mark.parametrize("order", [None, *ORDERS])
+def test_translations_hold_their_phrases(translator, order):
+    options = {"beam": 4, "nbest": 3, "max_len_b": 10, "constraint_order": order}
+    found = translator.translate(LINES, constraints=PHRASES, **options)
+    for one, phrases in zip(found, PHRASES, strict=True):
+        for translation in (one, *one.alternatives):
+            assert words_hold(translation.text, phrases, order or "ordered")
+    assert found[1].text == translator.translate(LINES[1:2], beam=4, max_len_b=10)[0].text
+    streamed = translator.stream(iter(LINES), constraints=iter(PHRASES), buffer_size=3, **options)
+    assert [one.text for one in streamed] == [one.text for one in found]
+
+
+@pytest.mark.parametrize(("constraints", "kind", "message"), [
+    ([["BOAT"], ["A", "SOMETHING ELSE BIRD"]], DataError, "line 12, constraint 'SOMETHING ELSE BIRD': the target dictionary "
+                                                          "has no 'SOMETHING', 'ELSE', so"),
+    ([["BOAT"], [" "]], DataError, "line 12, constraint ' ': there is nothing in it"),
+    ([["BOAT"]], ConfigError, "2 sentences, but 1 lists of constraints"),
+    (["BOAT", "A"], ConfigError, "a string where a list of phrases belongs"),
+    ([["BOAT " * 40], []], DataError, "the model's positions end at 31"),
+])
+def test_phrases_that_cannot_be_said_are_named(translator, constraints, kind, message):
+    with pytest.raises(kind, match=message):
+        translator.translate(["the boat", "a bird"], constraints=constraints, beam=2, first_number=10)
+
+
+def interactive(monkeypatch, capsys, path, lines, *flags):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode())))
+    code = main(["interactive", "--path", path, "--cpu", "--max-len-b", "10", *flags])
+    captured = capsys.readouterr()
+    return code, captured.out.splitlines(), captured.err
+
+
+@pytest.mark.parametrize(("flags", "order"), [(["--constraints"], "ordered"), (["--constraints", "unordered"], "unordered")])
+def test_interactive_reads_phrases_after_tabs(path, capsys, monkeypatch, flags, order):
+    lines = ["\t".join([line, *phrases]) for line, phrases in zip(LINES, PHRASES, strict=True)]
+    code, out, _ = interactive(monkeypatch, capsys, path, [*lines, "moon\t"], "--buffer-size", "2", *flags)
+    assert code == 0
+    assert [line.split("\t")[0] for line in out[:6]] == ["S-0", "C-0", "C-0", "H-0", "D-0", "P-0"]
+    assert out[:3] == ["S-0\tthe old boat", "C-0\tBOAT OLD", "C-0\tTHE"]
+    texts = [line.split("\t")[2] for line in out if line.startswith("D-")]
+    assert len(texts) == 5
+    for text, phrases in zip(texts, PHRASES, strict=False):
+        assert words_hold(text, phrases, order)
+
+
+def test_errors_of_the_commands(path, capsys, monkeypatch):
+    code, _, err = interactive(monkeypatch, capsys, path, ["moon\tMOON", "bird\tNOSUCH"], "--constraints")
+    assert code == 2
+    assert "line 2, constraint 'NOSUCH'" in err
+    assert interactive(monkeypatch, capsys, path, [], "--constraints", "--sampling")[0] == 2
+    assert main(["generate", "data", "--path", path, "--constraints"]) == 2
+    assert "Use `lamina interactive`" in capsys.readouterr().err

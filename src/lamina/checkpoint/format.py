@@ -97,7 +97,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     except (OSError, RuntimeError) as error:
         # torch's zip writer reports a full disk as a RuntimeError without an errno.
         raise CheckpointError(f"{path} could not be written: {getattr(error, 'strerror', None) or error}. Free some space "
-                              "or choose another --save-dir; earlier checkpoints are untouched.") from None
+                              "or write it elsewhere; earlier checkpoints are untouched.") from None
     finally:
         part.unlink(missing_ok=True)
 

@@ -11,10 +11,9 @@ from lamina.config.demo import DemoConfig
 from lamina.demo.corpus import build_corpus, write_corpus
 from lamina.errors import ConfigError
 
-MODEL_FLAGS = ("--arch tiny --share-all-embeddings --encoder-layers 3 --decoder-layers 3 --encoder-embed-dim 192 "
-               "--encoder-ffn-embed-dim 512 --dropout 0.1")
+MODEL_FLAGS = "--arch tiny --share-all-embeddings"
 TRAIN_FLAGS = ("--criterion label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' "
-               "--lr 0.001 --lr-scheduler inverse_sqrt --warmup-updates 150 --clip-norm 1.0 --max-tokens 1024 "
+               "--lr 0.002 --lr-scheduler inverse_sqrt --warmup-updates 200 --clip-norm 1.0 --max-tokens 1024 "
                "--log-interval 100 --no-epoch-checkpoints")
 
 

@@ -117,7 +117,8 @@ def _searched(config: GenerateConfig, translator: Translator, examples: list[Exa
         search = Search(translator.models, config.search)
         prefixes = [example.target[: config.prefix_size] for example in examples] if config.prefix_size else None
         for found in search_rows(search, [example.source for example in examples], device=translator.device, prefixes=prefixes,
-                                 seed=config.files.seed, numbers=numbers, with_attention=describer.needs_attention, **limits):
+                                 seed=config.files.seed, numbers=numbers, with_attention=describer.needs_attention,
+                                 max_tokens=limits["max_tokens"], batch_size=limits["batch_size"]):
             yield found.index, numbers[found.index], examples[found.index], found.hypotheses
             advance(1)
 

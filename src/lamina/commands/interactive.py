@@ -27,21 +27,27 @@ def run(config: InteractiveConfig) -> None:
     replacements = None if config.output.replace_unk is None else read_replacements(config.output.replace_unk)
     if is_typed:
         console.notice("type a sentence and press Enter; Ctrl-D ends")
-    waiting: deque[str] = deque()
+    has_constraints = config.search.constraint_order is not None
+    waiting: deque[tuple[str, list[str]]] = deque()
+    phrases: deque[list[str]] = deque()
 
     def passing(lines: Iterator[str]) -> Iterator[str]:
         for line in lines:
-            waiting.append(line)
-            yield line
+            source, *wanted = line.split("\t") if has_constraints else [line]
+            wanted = [phrase for phrase in wanted if phrase.strip()]
+            waiting.append((source, wanted))
+            phrases.append(wanted)
+            yield source
 
     with _open_input(config.input) as file:
         translations = translator.stream(
-            passing(_lines(file, config.input, is_typed)), buffer_size=buffer_size, max_tokens=config.max_tokens,
+            passing(_lines(file, config.input, is_typed)), buffer_size=buffer_size,
+            constraints=iter(phrases.popleft, None) if has_constraints else None, max_tokens=config.max_tokens,
             batch_size=config.max_sentences, seed=config.files.seed, remove_bpe=config.output.remove_bpe,
             too_long=config.too_long, warn=console.warn,  # type: ignore[arg-type]
             with_alignment=config.output.has_alignment or replacements is not None, search=config.search)
         for number, translation in enumerate(translations):
-            _show(config, translator, number, waiting.popleft(), translation, replacements)
+            _show(config, translator, number, *waiting.popleft(), translation, replacements)
             if not waiting:
                 sys.stdout.flush()
 
@@ -75,8 +81,8 @@ def _lines(file: BinaryIO, name: str, is_typed: bool) -> Iterator[str]:
         yield line.rstrip("\r\n")
 
 
-def _show(config: InteractiveConfig, translator: Translator, number: int, line: str, translation: Translation,
-          replacements: dict[str, str] | None) -> None:
+def _show(config: InteractiveConfig, translator: Translator, number: int, line: str, phrases: list[str],
+          translation: Translation, replacements: dict[str, str] | None) -> None:
     pieces = translator.subwords[0].encode(line)
     best = [translation, *translation.alternatives]
     texts = [_with_replacements(translator, item, pieces, replacements, config.output.remove_bpe) for item in best]
@@ -84,6 +90,8 @@ def _show(config: InteractiveConfig, translator: Translator, number: int, line: 
         print("\n".join(texts))
         return
     print(f"S-{number}\t{' '.join(pieces)}")
+    for phrase in phrases:
+        print(f"C-{number}\t{' '.join(translator.subwords[1].encode(phrase))}")
     for item, text in zip(best, texts, strict=True):
         score = item.score / math.log(2)
         print(f"H-{number}\t{score:.6f}\t{' '.join(item.tokens)}")

@@ -10,6 +10,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+# What fairseq's generate and interactive share.
+_DECODING = tuple("""
+    no-progress-bar log-interval log-format tensorboard-logdir seed cpu fp16 memory-efficient-fp16 fp16-init-scale
+    fp16-scale-window fp16-scale-tolerance min-loss-scale threshold-loss-scale user-dir empty-cache-freq task
+    criterion tokenizer bpe optimizer lr-scheduler num-workers skip-invalid-size-inputs-valid-test max-tokens
+    max-sentences batch-size required-batch-size-multiple dataset-impl gen-subset num-shards shard-id path
+    remove-bpe quiet model-overrides results-path beam nbest max-len-a max-len-b min-len match-source-len
+    no-early-stop unnormalized no-beamable-mm lenpen unkpen replace-unk sacrebleu score-reference prefix-size
+    no-repeat-ngram-size sampling sampling-topk sampling-topp temperature diverse-beam-groups diverse-beam-strength
+    print-alignment print-step iter-decode-eos-penalty iter-decode-max-iter iter-decode-force-max-iter
+    retain-iter-history decoding-format source-lang -s target-lang -t lazy-load raw-text load-alignments
+    left-pad-source left-pad-target max-source-positions max-target-positions upsample-primary truncate-source
+    sample-break-mode tokens-per-sample output-dictionary-size self-target future-target past-target add-bos-token
+    mask-prob leave-unmasked-prob random-token-prob freq-weighted-replacement mask-whole-words num-classes
+    init-token separator-token regression-target no-shuffle truncate-sequence add-prev-output-tokens adadelta-rho
+    adadelta-eps weight-decay wd anneal-eps adafactor-eps clip-threshold decay-rate beta1 scale-parameter
+    warmup-init relative-step adam-betas adam-eps adamax-betas adamax-eps no-bias-correction momentum warmup-updates
+    warmup-init-lr max-lr t-mult lr-period-updates lr-shrink force-anneal fa end-learning-rate power
+    total-num-update lr-threshold warmup-steps hold-steps decay-steps init-lr-scale final-lr-scale shrink-min
+    label-smoothing save-predictions bpe-codes gpt2-encoder-json gpt2-vocab-bpe bpe-cased bpe-vocab-file
+    moses-source-lang moses-target-lang moses-no-dash-splits moses-no-escape sentencepiece-vocab bpe-separator
+    """.split())
+
 # Every option of fairseq 0.9.0's commands for translation, language modelling, masked language modelling and sentence
 # prediction, without the dashes in front.
 FAIRSEQ_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -57,49 +80,8 @@ FAIRSEQ_OPTIONS: dict[str, tuple[str, ...]] = {
     "score": ("sys", "-s", "ref", "-r", "order", "-o", "ignore-case", "sacrebleu", "sentence-bleu"),
     # average_checkpoints.py there
     "average": ("inputs", "output", "num-epoch-checkpoints", "num-update-checkpoints", "checkpoint-upper-bound"),
-    "generate": tuple("""
-        no-progress-bar log-interval log-format tensorboard-logdir seed cpu fp16 memory-efficient-fp16 fp16-init-scale
-        fp16-scale-window fp16-scale-tolerance min-loss-scale threshold-loss-scale user-dir empty-cache-freq task
-        criterion tokenizer bpe optimizer lr-scheduler num-workers skip-invalid-size-inputs-valid-test max-tokens
-        max-sentences batch-size required-batch-size-multiple dataset-impl gen-subset num-shards shard-id path
-        remove-bpe quiet model-overrides results-path beam nbest max-len-a max-len-b min-len match-source-len
-        no-early-stop unnormalized no-beamable-mm lenpen unkpen replace-unk sacrebleu score-reference prefix-size
-        no-repeat-ngram-size sampling sampling-topk sampling-topp temperature diverse-beam-groups diverse-beam-strength
-        print-alignment print-step iter-decode-eos-penalty iter-decode-max-iter iter-decode-force-max-iter
-        retain-iter-history decoding-format source-lang -s target-lang -t lazy-load raw-text load-alignments
-        left-pad-source left-pad-target max-source-positions max-target-positions upsample-primary truncate-source
-        sample-break-mode tokens-per-sample output-dictionary-size self-target future-target past-target add-bos-token
-        mask-prob leave-unmasked-prob random-token-prob freq-weighted-replacement mask-whole-words num-classes
-        init-token separator-token regression-target no-shuffle truncate-sequence add-prev-output-tokens adadelta-rho
-        adadelta-eps weight-decay wd anneal-eps adafactor-eps clip-threshold decay-rate beta1 scale-parameter
-        warmup-init relative-step adam-betas adam-eps adamax-betas adamax-eps no-bias-correction momentum warmup-updates
-        warmup-init-lr max-lr t-mult lr-period-updates lr-shrink force-anneal fa end-learning-rate power
-        total-num-update lr-threshold warmup-steps hold-steps decay-steps init-lr-scale final-lr-scale shrink-min
-        label-smoothing save-predictions bpe-codes gpt2-encoder-json gpt2-vocab-bpe bpe-cased bpe-vocab-file
-        moses-source-lang moses-target-lang moses-no-dash-splits moses-no-escape sentencepiece-vocab bpe-separator
-        """.split()),
-    "interactive": tuple("""
-        no-progress-bar log-interval log-format tensorboard-logdir seed cpu fp16 memory-efficient-fp16 fp16-init-scale
-        fp16-scale-window fp16-scale-tolerance min-loss-scale threshold-loss-scale user-dir empty-cache-freq task
-        criterion tokenizer bpe optimizer lr-scheduler num-workers skip-invalid-size-inputs-valid-test max-tokens
-        max-sentences batch-size required-batch-size-multiple dataset-impl gen-subset num-shards shard-id path
-        remove-bpe quiet model-overrides results-path beam nbest max-len-a max-len-b min-len match-source-len
-        no-early-stop unnormalized no-beamable-mm lenpen unkpen replace-unk sacrebleu score-reference prefix-size
-        no-repeat-ngram-size sampling sampling-topk sampling-topp temperature diverse-beam-groups diverse-beam-strength
-        print-alignment print-step iter-decode-eos-penalty iter-decode-max-iter iter-decode-force-max-iter
-        retain-iter-history decoding-format buffer-size input source-lang -s target-lang -t lazy-load raw-text
-        load-alignments left-pad-source left-pad-target max-source-positions max-target-positions upsample-primary
-        truncate-source sample-break-mode tokens-per-sample output-dictionary-size self-target future-target past-target
-        add-bos-token mask-prob leave-unmasked-prob random-token-prob freq-weighted-replacement mask-whole-words
-        num-classes init-token separator-token regression-target no-shuffle truncate-sequence add-prev-output-tokens
-        adadelta-rho adadelta-eps weight-decay wd anneal-eps adafactor-eps clip-threshold decay-rate beta1
-        scale-parameter warmup-init relative-step adam-betas adam-eps adamax-betas adamax-eps no-bias-correction
-        momentum warmup-updates warmup-init-lr max-lr t-mult lr-period-updates lr-shrink force-anneal fa
-        end-learning-rate power total-num-update lr-threshold warmup-steps hold-steps decay-steps init-lr-scale
-        final-lr-scale shrink-min label-smoothing save-predictions bpe-codes gpt2-encoder-json gpt2-vocab-bpe bpe-cased
-        bpe-vocab-file moses-source-lang moses-target-lang moses-no-dash-splits moses-no-escape sentencepiece-vocab
-        bpe-separator
-        """.split()),
+    "generate": _DECODING,
+    "interactive": (*_DECODING, "buffer-size", "input"),
 }
 
 

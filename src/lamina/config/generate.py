@@ -105,6 +105,9 @@ class GenerateConfig:
 
     def __post_init__(self) -> None:
         check(self.prefix_size >= 0, f"--prefix-size is {self.prefix_size}; it must be 0 or more.")
+        check(self.search.constraint_order is None,
+              "--constraints reads phrases from lines, and a data folder has none. Use `lamina interactive`: a line is the "
+              "source, then its phrases, separated by tabs.")
         check(not (self.score_reference and (self.output.has_alignment or self.output.replace_unk is not None)),
               "--score-reference translates nothing, so --print-alignment and --replace-unk have no effect. Leave them out.")
         unknown = [name for name in self.metrics if name not in METRICS]

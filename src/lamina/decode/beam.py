@@ -41,7 +41,8 @@ class Search:
 
     @torch.inference_mode()
     def run(self, source: Tensor, prefix: Tensor | None = None, *, seeds: Sequence[Sequence[int]] | None = None,
-            constraints: Sequence[Sequence[Sequence[int]]] | None = None, with_attention: bool = False) -> list[list[Hypothesis]]:
+            constraints: Sequence[Sequence[Sequence[int]]] | None = None,
+            with_attention: bool = False) -> list[list[Hypothesis]]:
         """The n best hypotheses of each row, the best first.
 
         source: (B, S), padded left or right; prefix: (B, P), target tokens to begin with, padded right. `seeds` has a
@@ -54,6 +55,7 @@ class Search:
         lengths = source.ne(PAD).sum(dim=1).tolist()
         wanted = None
         if constraints is not None and any(constraints):
+            assert len(constraints) == len(source), "a list of phrases for each sentence"
             order = replace(config, constraint_order=config.constraint_order or "ordered").constraint_order
             wanted = Constraints(constraints, num_beams=config.beam, is_ordered=order == "ordered", prefix=prefix)
         rules = Rules(config, lengths, min(model.max_target_positions for model in self.models), prefix, device, wanted)

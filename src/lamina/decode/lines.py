@@ -10,13 +10,11 @@ from pathlib import Path
 from lamina.decode.alignment import alignment_of
 from lamina.decode.trace import Hypothesis
 from lamina.errors import DataError
-from lamina.tasks.translation import join_pieces
+from lamina.tasks.translation import UNKNOWN_IN_REFERENCE, UNKNOWN_WORD_IN_REFERENCE, join_pieces
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import EOS, PAD, SPECIAL_SYMBOLS, UNK, Vocabulary
 
 UNKNOWN = SPECIAL_SYMBOLS[UNK]
-# An unknown word in a reference must not match one in a translation: the two were never the same word.
-UNKNOWN_IN_REFERENCE = f"<{UNKNOWN}>"
 
 
 @dataclass
@@ -54,7 +52,7 @@ class Describer:
 
     def reference_text(self, ids: Sequence[int]) -> str:
         pieces = self.vocabularies[1].decode(ids)
-        return self._text([UNKNOWN_IN_REFERENCE if piece == UNKNOWN else piece for piece in pieces])
+        return self._text([UNKNOWN_WORD_IN_REFERENCE if piece == UNKNOWN else piece for piece in pieces])
 
     def hypothesis(self, index: int, hypothesis: Hypothesis, source_ids: Sequence[int]) -> Described:
         pieces = self.vocabularies[1].decode(hypothesis.ids)

@@ -13,6 +13,11 @@ from lamina.errors import DataError
 from lamina.text.subword import Subword, Whitespace, load_subwords
 from lamina.text.vocabulary import Vocabulary
 
+# An unknown word in a reference must not match one in a translation: the two were never the same word. The first form is what
+# the references print; the second has no brackets that a tokenizer could split off and match.
+UNKNOWN_IN_REFERENCE = "<<unk>>"
+UNKNOWN_WORD_IN_REFERENCE = "UNKNOWNINREFERENCE"
+
 
 @dataclass(frozen=True)
 class Translation:

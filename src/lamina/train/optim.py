@@ -10,6 +10,7 @@ is replaced (not multiplied, NaN * 0 is NaN) by zeros: the same kernels then lea
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ Factor = Tensor | float
 Factors = tuple[Any, ...]  # of Factor: what the chunks of one step share
 
 
-class Optimizer:
+class Optimizer(ABC):
     """The contract, and the walk over chunks; a subclass names its buffers and says what happens to one chunk."""
 
     def __init__(self, config: options.Optimizer, master: Tensor, buffers: tuple[str, ...] = ()) -> None:
@@ -57,13 +58,14 @@ class Optimizer:
             self._update_(weights, gradient, buffers, factors, scratch[:length])
         self.step.add_(1 if ok is None else ok)
 
+    @abstractmethod
     def _factors(self, lr: Tensor, ok: Tensor | None) -> Factors:
         """The numbers that all chunks share, as float32 or Python floats; `lr` is 0-dim float64."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _update_(self, weights: Tensor, grad: Tensor, buffers: list[Tensor], factors: Factors,
                  scratch: Tensor) -> None:
-        raise NotImplementedError
+        """Move one chunk of the weights and of the buffers, in place; `scratch` is as long and free to use."""
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold to go on from here. Live tensors: copy them to keep them."""

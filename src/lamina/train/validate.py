@@ -13,7 +13,7 @@ from lamina.data.batching import Batch
 from lamina.decode.beam import Search
 from lamina.metrics.bleu import corpus_bleu
 from lamina.models.encoder_decoder import EncoderDecoder
-from lamina.tasks.translation import Translation
+from lamina.tasks.translation import UNKNOWN_WORD_IN_REFERENCE, Translation
 from lamina.text.vocabulary import SPECIAL_SYMBOLS, UNK
 from lamina.train.loss import label_smoothed_loss
 
@@ -44,10 +44,6 @@ def perplexity(bits: float) -> float:
     return 2.0**bits if bits < 1000 else math.inf
 
 
-# An unknown word in a reference must not match one in a translation: the two were never the same word.
-UNKNOWN_IN_REFERENCE = "UNKNOWNINREFERENCE"
-
-
 class Sample:
     """A translation to look at."""
 
@@ -64,7 +60,7 @@ def validation_bleu(model: EncoderDecoder, batches: Iterable[Batch], task: Trans
     sample = None
     for batch in batches:
         texts = [task.target_text(found[0].ids, config.remove_bpe) for found in search.run(batch.source)]
-        answers = [task.target_text(row, config.remove_bpe).replace(SPECIAL_SYMBOLS[UNK], UNKNOWN_IN_REFERENCE)
+        answers = [task.target_text(row, config.remove_bpe).replace(SPECIAL_SYMBOLS[UNK], UNKNOWN_WORD_IN_REFERENCE)
                    for row in batch.target_out.tolist()]
         hypotheses += texts
         references += answers
