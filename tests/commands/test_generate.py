@@ -6,6 +6,7 @@ import re
 import sys
 
 import pytest
+import torch
 
 from lamina.cli import main
 from tiny import TINY_FLAGS, make_data
@@ -233,3 +234,56 @@ def test_rescoring_needs_aligned_files(trained, capsys, tmp_path):
     (tmp_path / "b").write_text("x\n")
     assert main(["rescore", "--path", trained[1], "--source", str(tmp_path / "a"), "--target", str(tmp_path / "b")]) == 2
     assert "2 lines and" in capsys.readouterr().err
+
+
+# -- constraints and unknown words
+
+def test_words_of_the_references_raise_the_score(trained, capsys):
+    """A model that knows a little, told one word of each answer: every translation has it, and BLEU goes up."""
+    import lamina
+    from lamina.metrics.bleu import corpus_bleu
+
+    lines = generate(capsys, trained)
+    sources, references = ([cells[0] for cells in rows(lines, kind).values()] for kind in "ST")
+    translator = lamina.load(trained[1], device="cpu")
+    words = [reference.split()[len(reference.split()) // 2] for reference in references]
+    plain = [found.text for found in translator.translate(sources, beam=8)]
+    told = [found.text for found in translator.translate(sources, beam=8, constraints=[[word] for word in words])]
+    assert all(word in text.split() for word, text in zip(words, told, strict=True))
+    assert any(word not in text.split() for word, text in zip(words, plain, strict=True))
+    assert corpus_bleu(told, references, is_tokenized=False) > corpus_bleu(plain, references, is_tokenized=False)
+
+
+def test_constraints_in_a_pipe(trained, capsys, monkeypatch):
+    out = interactive(monkeypatch, capsys, trained, "the old boat\tMOON\tRED\n", "--constraints", "unordered").out.splitlines()
+    assert [line.split("-")[0] for line in out] == ["S", "C", "C", "H", "D", "P"]
+    assert {"MOON", "RED"} <= set(rows(out, "D")[0][1].split())
+
+
+@pytest.mark.parametrize(("dictionary", "expected"), [("", "X boat"), ("boat BARCA\nx y\n", "X BARCA")])
+def test_unknown_words_are_replaced(tmp_path, dictionary, expected):
+    from lamina.decode.lines import Describer, read_replacements
+    from lamina.decode.trace import Hypothesis
+    from lamina.text.subword import Whitespace
+    from lamina.text.vocabulary import Vocabulary
+
+    path = tmp_path / "words.txt"
+    path.write_text(dictionary)
+    source, target = Vocabulary(["old", "boat"], [1, 1]), Vocabulary(["X"], [1])
+    describer = Describer((source, target), (Whitespace(), Whitespace()),
+                          replacements=read_replacements(str(path) if dictionary else ""), has_alignment=True)
+    attention = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.7, 0.1], [0.0, 0.0, 1.0]])
+    described = describer.hypothesis(7, Hypothesis([4, 3, 2], -1.0, [-1.0, -1.0, -1.0], attention), [4, 5, 2])
+    assert described.tokens == expected
+    assert described.lines[-1] == "A-7\t0-0 1-1"
+
+
+def test_a_bad_replacement_file(tmp_path):
+    from lamina.decode.lines import read_replacements
+    from lamina.errors import DataError
+
+    (tmp_path / "bad").write_text("one\n")
+    with pytest.raises(DataError, match="line 1: expected `source target`"):
+        read_replacements(str(tmp_path / "bad"))
+    with pytest.raises(DataError, match="cannot be read"):
+        read_replacements(str(tmp_path / "nowhere"))
