@@ -106,11 +106,13 @@ class Reporter:
         if loss_scale is not None:
             figures["loss_scale"] = loss_scale
         left = self._updates_left(epoch, batches_done, updates)
+        scalars = dict(figures)
         if left is not None:
-            figures["eta"] = str(timedelta(seconds=round(left / figures["ups"])))
+            scalars["eta_s"] = left / figures["ups"]
+            figures["eta"] = str(timedelta(seconds=round(scalars["eta_s"])))
         self.interval = Interval(now)
         self._show_interval(epoch, batches_done, figures)
-        self._write_scalars("train", figures, updates)
+        self._write_scalars("train", scalars, updates)
 
     def _updates_left(self, epoch: int, batches_done: int, updates: int) -> float | None:
         """Until whichever limit comes first; None where there is none."""
