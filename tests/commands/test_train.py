@@ -152,7 +152,8 @@ def test_tensorboard_scalars(data, tmp_path):
     events = EventAccumulator(str(tmp_path / "tb"))
     events.Reload()
     tags = set(events.Tags()["scalars"])
-    assert {"train/loss", "train/ppl", "train/wps", "train/gnorm", "train/lr", "train/mem_gib", "train/eta_s", "valid/loss"} <= tags
+    assert {"train/loss", "train/ppl", "train/wps", "train/gnorm", "train/lr", "train/mem_gib", "train/eta_s",
+            "valid/loss"} <= tags
 
 
 def test_bfloat16_and_fp16_on_the_cpu(data, tmp_path, capsys):

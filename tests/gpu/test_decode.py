@@ -38,3 +38,14 @@ def test_half_precision(dtype):
     model = tiny_model(seed=3, share_all=False).cuda().to(dtype)
     found = Search([model], CONFIGURATIONS["beam"]).run(batch().cuda())
     assert all(len(hypotheses) == 4 and all(hypothesis.score > -torch.inf for hypothesis in hypotheses) for hypotheses in found)
+
+
+@pytest.mark.parametrize("order", ["ordered", "unordered"])
+def test_constraints_hold_on_the_gpu(order):
+    model, source = tiny_model(seed=3, share_all=False), batch()
+    config = SearchConfig(beam=6, nbest=3, max_length_offset=14, constraint_order=order)
+    phrases = [[[5, 6], [7]], [], [[8]], [[9, 10, 11]], [[5], [5]], []]
+    ours = Search([model], config).run(source, constraints=phrases)
+    theirs = Search([model.cuda()], config).run(source.cuda(), constraints=phrases)
+    for one, other in zip(ours, theirs, strict=True):
+        assert [hypothesis.ids for hypothesis in one] == [hypothesis.ids for hypothesis in other]
