@@ -7,6 +7,7 @@ needed to use the model: configuration, dictionaries, subword models. docs/forma
 from __future__ import annotations
 
 import os
+import pickle
 import platform
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -108,7 +109,9 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Che
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}.") from None
     except Exception as error:  # a damaged file can make the reader raise anything at all
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        # torch's own words recommend to load with weights_only=False, which would let the file run code.
+        reason = "it is no archive of tensors and plain values" if isinstance(error, pickle.UnpicklingError) else (
+            str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise CheckpointError(f"{path} cannot be read as a checkpoint ({reason}). It may be damaged or of another "
                               "program; try an earlier one.") from None
     if not isinstance(content, dict) or "lamina_format" not in content:
