@@ -214,17 +214,23 @@ class Translator:
         if len(texts) != number:
             raise ConfigError(f"there are {number} sentences, but {len(texts)} lists of constraints. Give each sentence one; "
                               "an empty list asks for nothing.")
-        rows = [[self.encode_target(phrase)[:-1].tolist() for phrase in own] for own in texts]
-        for place, (own, ids) in enumerate(zip(texts, rows, strict=True)):
-            for phrase, row in zip(own, ids, strict=True):
-                where = f"line {first_number + place + 1}, constraint {phrase!r}"
-                if not row:
-                    raise DataError(f"{where}: there is nothing in it. Leave it out.")
-                if min(row) <= UNK:
-                    unknown = [piece for piece, token in zip(self.subwords[1].encode(phrase), row, strict=True) if token <= UNK]
-                    raise DataError(f"{where}: the target dictionary has no {', '.join(map(repr, unknown))}, so the model "
-                                    "cannot say it. Choose other words, and segment them like the training data.")
-        return rows
+        for place, own in enumerate(texts):
+            for phrase in own:
+                problem = self.phrase_problem(phrase)
+                if problem:
+                    raise DataError(f"line {first_number + place + 1}, constraint {phrase!r}: {problem}")
+        return [[self.encode_target(phrase)[:-1].tolist() for phrase in own] for own in texts]
+
+    def phrase_problem(self, phrase: str) -> str:
+        """Why a phrase cannot be asked of a translation, or nothing."""
+        pieces = self.subwords[1].encode(phrase)
+        if not pieces:
+            return "there is nothing in it. Leave it out."
+        unknown = [piece for piece in pieces if self.vocabularies[1].id(piece) <= UNK]
+        if unknown:
+            return (f"the target dictionary has no {', '.join(map(repr, unknown))}, so the model cannot say it. Choose other "
+                    "words, and segment them like the training data.")
+        return ""
 
     def join_target(self, pieces: Sequence[str], remove_bpe: str | None = None) -> str:
         """Pieces as text: by the subword model, or at a mark such as "@@ "."""

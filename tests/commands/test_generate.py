@@ -260,6 +260,14 @@ def test_constraints_in_a_pipe(trained, capsys, monkeypatch):
     assert {"MOON", "RED"} <= set(rows(out, "D")[0][1].split())
 
 
+def test_an_impossible_constraint_is_left_out(trained, capsys, monkeypatch):
+    captured = interactive(monkeypatch, capsys, trained, "the old boat\tnoword\tMOON\nthe moon\n", "--constraints")
+    assert "line 1, constraint 'noword' is left out: the target dictionary has no 'noword'" in captured.err
+    out = captured.out.splitlines()
+    assert "MOON" in rows(out, "D")[0][1].split()
+    assert len(rows(out, "H")) == 2
+
+
 @pytest.mark.parametrize(("dictionary", "expected"), [("", "X boat"), ("boat BARCA\nx y\n", "X BARCA")])
 def test_unknown_words_are_replaced(tmp_path, dictionary, expected):
     from lamina.decode.lines import Describer, read_replacements

@@ -32,9 +32,16 @@ def run(config: InteractiveConfig) -> None:
     phrases: deque[list[str]] = deque()
 
     def passing(lines: Iterator[str]) -> Iterator[str]:
-        for line in lines:
-            source, *wanted = line.split("\t") if has_constraints else [line]
-            wanted = [phrase for phrase in wanted if phrase.strip()]
+        for number, line in enumerate(lines, start=1):
+            source, *given = line.split("\t") if has_constraints else [line]
+            wanted = []
+            for phrase in filter(str.strip, given):
+                problem = translator.phrase_problem(phrase)
+                if problem:
+                    # One impossible wish should not end a long pipe.
+                    console.warn(f"line {number}, constraint {phrase!r} is left out: {problem}")
+                else:
+                    wanted.append(phrase)
             waiting.append((source, wanted))
             phrases.append(wanted)
             yield source
