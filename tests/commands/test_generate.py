@@ -60,7 +60,7 @@ def same(lines, others):
     assert len(lines) == len(others)
     for line, other in zip(lines, others, strict=True):
         for cell, own in zip(line.split("\t"), other.split("\t"), strict=True):
-            if re.fullmatch(r"[-\d. ]+", cell):
+            if re.fullmatch(r"(-?\d+\.\d+ ?)+", cell):
                 assert [*map(float, cell.split())] == pytest.approx([*map(float, own.split())], abs=1e-4)
             else:
                 assert cell == own
@@ -194,6 +194,16 @@ def test_lines_from_a_pipe(trained, capsys, monkeypatch):
     assert [line.split("-")[0] for line in lines] == ["S", "H", "D", "P"]
 
 
+def test_lines_of_interactive_and_generate_are_the_same(trained, capsys, monkeypatch):
+    """One writer serves both, --remove-bpe included: here its mark is a word, so that it takes something away."""
+    flags = ["--print-alignment", "--remove-bpe", "THE"]
+    expected = generate(capsys, trained, *flags)
+    sources = [cells[0] for cells in rows(generate(capsys, trained), "S").values()]
+    found = interactive(monkeypatch, capsys, trained, "\n".join(sources), *flags).out.splitlines()
+    assert "THE" not in "".join(found)
+    same(found, [line for line in expected if line[:2] in ("S-", "H-", "D-", "P-", "A-")])
+
+
 def test_odd_lines_do_not_end_a_pipe(trained, capsys, monkeypatch):
     text = b"the old boat\n\nbird \xff garden\n" + b"red " * 5000 + b"\nthe moon\n"
     captured = interactive(monkeypatch, capsys, trained, text, "--plain", "--too-long", "skip")
@@ -270,7 +280,8 @@ def test_an_impossible_constraint_is_left_out(trained, capsys, monkeypatch):
 
 @pytest.mark.parametrize(("dictionary", "expected"), [("", "X boat"), ("boat BARCA\nx y\n", "X BARCA")])
 def test_unknown_words_are_replaced(tmp_path, dictionary, expected):
-    from lamina.decode.lines import Describer, read_replacements
+    from lamina.config.generate import OutputConfig
+    from lamina.decode.lines import Describer
     from lamina.decode.trace import Hypothesis
     from lamina.text.subword import Whitespace
     from lamina.text.vocabulary import Vocabulary
@@ -278,8 +289,8 @@ def test_unknown_words_are_replaced(tmp_path, dictionary, expected):
     path = tmp_path / "words.txt"
     path.write_text(dictionary)
     source, target = Vocabulary(["old", "boat"], [1, 1]), Vocabulary(["X"], [1])
-    describer = Describer((source, target), (Whitespace(), Whitespace()),
-                          replacements=read_replacements(str(path) if dictionary else ""), has_alignment=True)
+    output = OutputConfig(replace_unk=str(path) if dictionary else "", has_alignment=True)
+    describer = Describer((source, target), (Whitespace(), Whitespace()), output)
     attention = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.7, 0.1], [0.0, 0.0, 1.0]])
     described = describer.hypothesis(7, Hypothesis([4, 3, 2], -1.0, [-1.0, -1.0, -1.0], attention), [4, 5, 2])
     assert described.tokens == expected

@@ -257,6 +257,17 @@ def test_divergence_keeps_the_last_checkpoint(data, tmp_path, capsys):
     assert (tmp_path / "checkpoint_last.pt").read_bytes() == before
 
 
+def test_a_validation_that_is_no_number_is_never_the_best(data, tmp_path, monkeypatch):
+    import lamina.train.run as run_module
+
+    monkeypatch.setattr(run_module, "validation_loss", lambda *_: dict.fromkeys(("loss", "nll_loss", "ppl"), float("nan")))
+    assert train(data, tmp_path, "--max-epoch", "1") == 0
+    assert not (tmp_path / "checkpoint_best.pt").exists()
+    monkeypatch.undo()
+    assert train(data, tmp_path, "--max-epoch", "2") == 0
+    assert (tmp_path / "checkpoint_best.pt").exists()
+
+
 def test_a_full_disk(data, tmp_path, capsys, monkeypatch):
     assert train(data, tmp_path, "--max-epoch", "1") == 0
     before = sorted(os.listdir(tmp_path))

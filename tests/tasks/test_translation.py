@@ -28,6 +28,14 @@ def test_a_folder_of_raw_text_knows_how_to_join_pieces(tmp_path):
     assert task.target_text(example.target) == (tmp_path / "text" / "valid.en").read_text().splitlines()[2]
 
 
+@pytest.mark.parametrize("flags", [(), ("--subword", "sentencepiece", "--vocab-size", "60")])
+def test_an_unknown_word_of_a_reference_matches_nothing(tmp_path, flags):
+    task = Translation.open(DataConfig(data=str(make_data(tmp_path, flags=("--joined-dictionary", *flags)))))
+    translated, reference = task.target_text([5, 3, 2]), task.target_text([5, 3, 2], is_reference=True)
+    assert translated != reference
+    assert "UNKNOWNINREFERENCE" in reference
+
+
 def test_numbered_parts_are_added_and_the_first_may_count_more(tmp_path):
     folder = make_data(tmp_path)
     for side in ("en", "xx"):

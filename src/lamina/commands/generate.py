@@ -19,7 +19,7 @@ from lamina.config.generate import GenerateConfig, ModelFiles
 from lamina.data.batching import pad_rows
 from lamina.data.corpus import Example, Languages, ParallelCorpus, load_dictionaries, open_corpus
 from lamina.decode.beam import Search
-from lamina.decode.lines import Describer, read_replacements
+from lamina.decode.lines import Describer
 from lamina.decode.rows import length_batches, search_rows
 from lamina.decode.scoring import pad_targets, token_log_probs
 from lamina.decode.trace import Hypothesis
@@ -35,9 +35,7 @@ def run(config: GenerateConfig) -> None:
     translator = load_translator(config.files)
     corpus = _open_split(config, translator)
     numbers, examples = _fitting(config, translator, corpus)
-    describer = Describer(translator.vocabularies, translator.subwords, remove_bpe=config.output.remove_bpe,
-                          replacements=None if config.output.replace_unk is None else
-                          read_replacements(config.output.replace_unk), has_alignment=config.output.has_alignment)
+    describer = Describer(translator.vocabularies, translator.subwords, config.output)
     hypotheses, references = [], []
     started, num_tokens = time.perf_counter(), 0
     with _open_output(config) as output:
@@ -48,7 +46,8 @@ def run(config: GenerateConfig) -> None:
             references.append(describer.reference_text(target) if config.is_detokenized else describer.reference(target))
             num_tokens += len(found[0].ids)
             if not config.is_quiet:
-                rows = [f"S-{number}\t{describer.source(source)}", f"T-{number}\t{describer.reference(target)}"]
+                rows = [f"S-{number}\t{describer.join(translator.vocabularies[0].decode(source))}",
+                        f"T-{number}\t{describer.reference(target)}"]
                 output.write("\n".join([*rows, *(line for item in described for line in item.lines)]) + "\n")
         seconds = time.perf_counter() - started
         console.notice(f"translated {len(examples)} sentences ({num_tokens} tokens) in {seconds:.1f} s "

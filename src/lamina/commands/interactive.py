@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from lamina import console
 from lamina.api import Translation, Translator
 from lamina.commands.generate import load_translator
 from lamina.config.generate import InteractiveConfig
-from lamina.decode.lines import UNKNOWN, read_replacements
+from lamina.decode.lines import Describer
 from lamina.errors import DataError
 
 PIPE_BUFFER = 1000
@@ -24,7 +23,7 @@ def run(config: InteractiveConfig) -> None:
     translator = load_translator(config.files)
     is_typed = config.input == "-" and sys.stdin.isatty()
     buffer_size = config.buffer_size or (1 if is_typed else PIPE_BUFFER)
-    replacements = None if config.output.replace_unk is None else read_replacements(config.output.replace_unk)
+    describer = Describer(translator.vocabularies, translator.subwords, config.output)
     if is_typed:
         console.notice("type a sentence and press Enter; Ctrl-D ends")
     has_constraints = config.search.constraint_order is not None
@@ -52,9 +51,9 @@ def run(config: InteractiveConfig) -> None:
             constraints=iter(phrases.popleft, None) if has_constraints else None, max_tokens=config.max_tokens,
             batch_size=config.max_sentences, seed=config.files.seed, remove_bpe=config.output.remove_bpe,
             too_long=config.too_long, warn=console.warn,  # type: ignore[arg-type]
-            with_alignment=config.output.has_alignment or replacements is not None, search=config.search)
+            with_alignment=describer.needs_attention, search=config.search)
         for number, translation in enumerate(translations):
-            _show(config, translator, number, *waiting.popleft(), translation, replacements)
+            _show(config, translator, describer, number, *waiting.popleft(), translation)
             if not waiting:
                 sys.stdout.flush()
 
@@ -88,31 +87,15 @@ def _lines(file: BinaryIO, name: str, is_typed: bool) -> Iterator[str]:
         yield line.rstrip("\r\n")
 
 
-def _show(config: InteractiveConfig, translator: Translator, number: int, line: str, phrases: list[str],
-          translation: Translation, replacements: dict[str, str] | None) -> None:
+def _show(config: InteractiveConfig, translator: Translator, describer: Describer, number: int, line: str,
+          phrases: list[str], translation: Translation) -> None:
     pieces = translator.subwords[0].encode(line)
-    best = [translation, *translation.alternatives]
-    texts = [_with_replacements(translator, item, pieces, replacements, config.output.remove_bpe) for item in best]
+    described = [describer.describe(number, pieces, item.tokens, item.score, item.token_scores, item.alignment or [])
+                 for item in (translation, *translation.alternatives)]
     if config.is_plain:
-        print("\n".join(texts))
+        print("\n".join(item.text for item in described))
         return
-    print(f"S-{number}\t{' '.join(pieces)}")
+    print(f"S-{number}\t{describer.join(pieces)}")
     for phrase in phrases:
-        print(f"C-{number}\t{' '.join(translator.subwords[1].encode(phrase))}")
-    for item, text in zip(best, texts, strict=True):
-        score = item.score / math.log(2)
-        print(f"H-{number}\t{score:.6f}\t{' '.join(item.tokens)}")
-        print(f"D-{number}\t{score:.6f}\t{text}")
-        print(f"P-{number}\t{' '.join(f'{value / math.log(2):.4f}' for value in item.token_scores)}")
-        if config.output.has_alignment:
-            print(f"A-{number}\t{' '.join(f'{source}-{target}' for source, target in item.alignment or [])}")
-
-
-def _with_replacements(translator: Translator, item: Translation, pieces: list[str], replacements: dict[str, str] | None,
-                       remove_bpe: str | None) -> str:
-    if replacements is None or UNKNOWN not in item.tokens:
-        return item.text
-    source_of = {target: source for source, target in item.alignment or []}
-    words = [replacements.get(pieces[source_of[place]], pieces[source_of[place]]) if piece == UNKNOWN and place in source_of
-             else piece for place, piece in enumerate(item.tokens)]
-    return translator.join_target(words, remove_bpe)
+        print(f"C-{number}\t{describer.join(translator.subwords[1].encode(phrase))}")
+    print("\n".join(line for item in described for line in item.lines))

@@ -10,6 +10,7 @@ from lamina import console
 from lamina.commands.generate import load_translator
 from lamina.config.generate import RescoreConfig
 from lamina.data.lines import count_lines, read_lines
+from lamina.decode.lines import token_line
 from lamina.errors import DataError
 
 # Pairs in memory at a time.
@@ -33,8 +34,7 @@ def run(config: RescoreConfig) -> None:
                 total, num_tokens = total + score.total, num_tokens + len(score.ids)
                 sys.stdout.write(f"H-{number}\t{score.mean / math.log(2):.6f}\t{score.total / math.log(2):.6f}\n")
                 if config.has_token_scores:
-                    values = " ".join(f"{value / math.log(2):.4f}" for value in score.token_scores)
-                    sys.stdout.write(f"P-{number}\t{values}\n")
+                    sys.stdout.write(token_line(number, score.token_scores) + "\n")
                 number += 1
             advance(len(buffer))
     bits = -total / max(num_tokens, 1) / math.log(2)

@@ -3,93 +3,83 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from lamina.config.generate import OutputConfig
 from lamina.decode.alignment import alignment_of
 from lamina.decode.trace import Hypothesis
 from lamina.errors import DataError
-from lamina.tasks.translation import UNKNOWN_IN_REFERENCE, UNKNOWN_WORD_IN_REFERENCE, join_pieces
+from lamina.tasks.translation import UNKNOWN_IN_REFERENCE, UNKNOWN_WORD_IN_REFERENCE, hide_unknown, join_pieces
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import EOS, PAD, SPECIAL_SYMBOLS, UNK, Vocabulary
 
 UNKNOWN = SPECIAL_SYMBOLS[UNK]
 
 
-@dataclass
-class Described:
-    """A hypothesis as text."""
+class Described(NamedTuple):
+    """A translation as text, and the lines that say it."""
 
     tokens: str  # as they stand, after --remove-bpe
     text: str  # detokenized
-    score: float  # base 2, as printed
-    lines: list[str] = field(default_factory=list)
+    lines: list[str]
 
 
 class Describer:
     """Turns ids into the texts that are printed and scored."""
 
-    def __init__(self, vocabularies: tuple[Vocabulary, Vocabulary], subwords: tuple[Subword, Subword], *,
-                 remove_bpe: str | None = None, replacements: Mapping[str, str] | None = None,
-                 has_alignment: bool = False) -> None:
+    def __init__(self, vocabularies: tuple[Vocabulary, Vocabulary], subwords: tuple[Subword, Subword],
+                 config: OutputConfig) -> None:
         self.vocabularies = vocabularies
         self.subwords = subwords
-        self.remove_bpe = remove_bpe
-        self.replacements = replacements
-        self.has_alignment = has_alignment
+        self.remove_bpe = config.remove_bpe
+        self.replacements = None if config.replace_unk is None else read_replacements(config.replace_unk)
+        self.has_alignment = config.has_alignment
 
     @property
     def needs_attention(self) -> bool:
         return self.has_alignment or self.replacements is not None
 
-    def source(self, ids: Sequence[int]) -> str:
-        return self._join(self.vocabularies[0].decode(ids))
-
     def reference(self, ids: Sequence[int]) -> str:
-        pieces = self.vocabularies[1].decode(ids)
-        return self._join([UNKNOWN_IN_REFERENCE if piece == UNKNOWN else piece for piece in pieces])
+        return self.join(hide_unknown(self.vocabularies[1].decode(ids), UNKNOWN_IN_REFERENCE))
 
     def reference_text(self, ids: Sequence[int]) -> str:
-        pieces = self.vocabularies[1].decode(ids)
-        return self._text([UNKNOWN_WORD_IN_REFERENCE if piece == UNKNOWN else piece for piece in pieces])
+        return self._text(hide_unknown(self.vocabularies[1].decode(ids), UNKNOWN_WORD_IN_REFERENCE))
 
-    def hypothesis(self, index: int, hypothesis: Hypothesis, source_ids: Sequence[int]) -> Described:
-        pieces = self.vocabularies[1].decode(hypothesis.ids)
-        pairs = self._alignment(hypothesis, source_ids)
+    def hypothesis(self, number: int, hypothesis: Hypothesis, source_ids: Sequence[int]) -> Described:
+        """What a search found, from ids alone."""
+        pairs: list[tuple[int, int]] = []
+        if self.needs_attention:
+            assert hypothesis.attention is not None, "the search was asked for attention"
+            pairs = alignment_of(hypothesis.attention, source_ids, skipped=(EOS, PAD))
+        source = [self.vocabularies[0].symbols[token] for token in source_ids]
+        return self.describe(number, source, self.vocabularies[1].decode(hypothesis.ids), hypothesis.score,
+                             hypothesis.token_scores, pairs)
+
+    def describe(self, number: int, source: Sequence[str], pieces: list[str], score: float, token_scores: Sequence[float],
+                 pairs: Sequence[tuple[int, int]]) -> Described:
+        """`pairs` aligns (source, target) pieces; scores are natural logarithms."""
         if self.replacements is not None:
-            pieces = self._replace_unknown(pieces, {target: source for source, target in pairs}, source_ids)
-        score = hypothesis.score / math.log(2)
-        tokens, text = self._join(pieces), self._text(pieces)
-        token_scores = " ".join(f"{value / math.log(2):.4f}" for value in hypothesis.token_scores)
-        lines = [f"H-{index}\t{score:.6f}\t{tokens}", f"D-{index}\t{score:.6f}\t{text}", f"P-{index}\t{token_scores}"]
+            source_of = {target: source[place] for place, target in pairs}
+            pieces = [self.replacements.get(source_of[place], source_of[place]) if piece == UNKNOWN and place in source_of
+                      else piece for place, piece in enumerate(pieces)]
+        tokens, text, bits = self.join(pieces), self._text(pieces), score / math.log(2)
+        lines = [f"H-{number}\t{bits:.6f}\t{tokens}", f"D-{number}\t{bits:.6f}\t{text}", token_line(number, token_scores)]
         if self.has_alignment:
-            lines.append(f"A-{index}\t{' '.join(f'{source}-{target}' for source, target in pairs)}")
-        return Described(tokens, text, score, lines)
+            lines.append(f"A-{number}\t{' '.join(f'{place}-{target}' for place, target in pairs)}")
+        return Described(tokens, text, lines)
 
-    def _alignment(self, hypothesis: Hypothesis, source_ids: Sequence[int]) -> list[tuple[int, int]]:
-        """For each target token the source token that it looks at most, </s> left out on both sides: (source, target)."""
-        if not self.needs_attention:
-            return []
-        assert hypothesis.attention is not None, "the search was asked for attention"
-        return alignment_of(hypothesis.attention, source_ids, skipped=(EOS, PAD))
-
-    def _join(self, pieces: list[str]) -> str:
+    def join(self, pieces: list[str]) -> str:
+        """Tokens as they stand, after --remove-bpe."""
         return " ".join(pieces) if self.remove_bpe is None else join_pieces(pieces, self.subwords[1], self.remove_bpe)
 
     def _text(self, pieces: list[str]) -> str:
         return join_pieces(pieces, self.subwords[1], self.remove_bpe)
 
-    def _replace_unknown(self, pieces: list[str], source_of: dict[int, int], source_ids: Sequence[int]) -> list[str]:
-        assert self.replacements is not None
-        source_symbols = self.vocabularies[0].symbols
-        replaced = []
-        for position, piece in enumerate(pieces):
-            if piece == UNKNOWN and position in source_of:
-                word = source_symbols[source_ids[source_of[position]]]
-                piece = self.replacements.get(word, word)
-            replaced.append(piece)
-        return replaced
+
+def token_line(number: int, token_scores: Sequence[float]) -> str:
+    return f"P-{number}\t{' '.join(f'{value / math.log(2):.4f}' for value in token_scores)}"
 
 
 def read_replacements(path: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from lamina.data.corpus import Languages, ParallelCorpus, find_languages, load_d
 from lamina.data.folder import read_manifest
 from lamina.errors import DataError
 from lamina.text.subword import Subword, Whitespace, load_subwords
-from lamina.text.vocabulary import Vocabulary
+from lamina.text.vocabulary import SPECIAL_SYMBOLS, UNK, Vocabulary
 
 # An unknown word in a reference must not match one in a translation: the two were never the same word. The first form is what
 # the references print; the second has no brackets that a tokenizer could split off and match.
@@ -58,10 +58,17 @@ class Translation:
     def valid_splits(self) -> tuple[str, ...]:
         return tuple(name for name in self.config.valid_subset.split(",") if name)
 
-    def target_text(self, ids: Iterable[int], joiner: str | None = None) -> str:
+    def target_text(self, ids: Iterable[int], joiner: str | None = None, *, is_reference: bool = False) -> str:
         """A translation as a reader wants it: subwords joined by their model, or at `joiner`."""
         pieces = self.vocabularies[1].decode(ids)
+        if is_reference:
+            pieces = hide_unknown(pieces, UNKNOWN_WORD_IN_REFERENCE)
         return join_pieces(pieces, self.subwords[1], joiner)
+
+
+def hide_unknown(pieces: list[str], mark: str) -> list[str]:
+    """A reference's pieces with `mark` for <unk>; before joining, since a subword model may write <unk> in its own way."""
+    return [mark if piece == SPECIAL_SYMBOLS[UNK] else piece for piece in pieces]
 
 
 def join_pieces(pieces: list[str], subword: Subword, joiner: str | None) -> str:

@@ -45,12 +45,12 @@ def train(run: Run) -> None:
         run.reporter.begin_epoch(progress.epoch, num_batches, progress.batches_done)
         groups = groups_of(feed.batches(progress.epoch, progress.batches_done), run.update_freq(progress.epoch))
         for _ in run_updates(run.updater, run.schedule, groups, progress, run.watch, run.config.seed):
-            if progress.batches_done >= num_batches or run.is_limit_reached():
-                break
-            if run.is_check_due():
+            is_over = progress.batches_done >= num_batches or run.why_stop()
+            if not is_over and run.is_check_due():
                 run.check(progress.epoch, is_epoch_end=False)
-                if run.why_stop():
-                    break
+                is_over = run.why_stop()
+            if is_over:
+                break
         run.watch.flush()
         run.reporter.end_epoch()
         run.close_epoch(is_cut_short=progress.batches_done < num_batches)

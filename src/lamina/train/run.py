@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -123,11 +124,6 @@ class Run:
         floor = max(optimization.stop_min_lr, optimization.min_lr if stops_at_min_lr else -1.0)
         return now <= before and now <= floor
 
-    def is_limit_reached(self) -> bool:
-        optimization = self.config.optimization
-        return bool(optimization.max_update and self.progress.updates >= optimization.max_update) \
-            or self._is_rate_at_floor()
-
     def is_check_due(self) -> bool:
         """In the middle of an epoch: is this update one to validate or save after?"""
         return self._is_due(self.config.saving.is_on, self.config.saving.interval_updates) or self._is_validation_due()
@@ -200,7 +196,7 @@ class Run:
         if not metrics:
             return False
         value, best = metrics[self.config.validation.best_metric], self.progress.best
-        is_best = best is None or (value > best if self._is_maximized else value < best)
+        is_best = math.isfinite(value) and (best is None or (value > best if self._is_maximized else value < best))
         if is_best:
             self.progress.best = value
         return is_best

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 
@@ -13,8 +14,7 @@ from lamina.data.batching import Batch
 from lamina.decode.beam import Search
 from lamina.metrics.bleu import corpus_bleu
 from lamina.models.encoder_decoder import EncoderDecoder
-from lamina.tasks.translation import UNKNOWN_WORD_IN_REFERENCE, Translation
-from lamina.text.vocabulary import SPECIAL_SYMBOLS, UNK
+from lamina.tasks.translation import Translation
 from lamina.train.loss import label_smoothed_loss
 
 # A model that has learned little yet would babble up to any limit; a translation seldom needs twice its source's length.
@@ -44,11 +44,12 @@ def perplexity(bits: float) -> float:
     return 2.0**bits if bits < 1000 else math.inf
 
 
-class Sample:
+class Sample(NamedTuple):
     """A translation to look at."""
 
-    def __init__(self, source: str, hypothesis: str, reference: str) -> None:
-        self.source, self.hypothesis, self.reference = source, hypothesis, reference
+    source: str
+    hypothesis: str
+    reference: str
 
 
 def validation_bleu(model: EncoderDecoder, batches: Iterable[Batch], task: Translation,
@@ -60,8 +61,7 @@ def validation_bleu(model: EncoderDecoder, batches: Iterable[Batch], task: Trans
     sample = None
     for batch in batches:
         texts = [task.target_text(found[0].ids, config.remove_bpe) for found in search.run(batch.source)]
-        answers = [task.target_text(row, config.remove_bpe).replace(SPECIAL_SYMBOLS[UNK], UNKNOWN_WORD_IN_REFERENCE)
-                   for row in batch.target_out.tolist()]
+        answers = [task.target_text(row, config.remove_bpe, is_reference=True) for row in batch.target_out.tolist()]
         hypotheses += texts
         references += answers
         if sample is None:
