@@ -108,3 +108,12 @@ def test_load_names_what_is_wrong_with_the_file(tmp_path):
     (tmp_path / "latin1.txt").write_bytes(b"a 5\nb\xe9 3\n")
     with pytest.raises(DataError, match="line 2: byte 5 is not valid UTF-8"):
         Vocabulary.load(tmp_path / "latin1.txt")
+
+
+def test_the_mask_comes_last_once():
+    vocabulary = Vocabulary(["a", "b"], [2, 1])
+    masked = vocabulary.with_mask()
+    assert masked.symbols == [*vocabulary.symbols, "<mask>"]
+    assert masked.with_mask() is masked
+    assert Vocabulary.from_text(masked.to_text()) == masked
+    assert len(vocabulary) == 6

@@ -21,6 +21,7 @@ from lamina.text.tokenizer import Moses
 
 SUBWORDS_NAME = "subwords.json"
 JOINER = "@@"  # subword-nmt's: the next piece belongs to the same word
+WORD_START = "▁"  # sentencepiece's: a word begins with this piece
 # Words whose segmentation is kept at hand; beyond that the cache starts again, so that memory stays bounded.
 CACHED_WORDS = 500_000
 

@@ -15,6 +15,7 @@ from lamina.errors import DataError
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
 BOS, PAD, EOS, UNK = range(len(SPECIAL_SYMBOLS))
 FIRST_WORD_ID = len(SPECIAL_SYMBOLS)
+MASK_SYMBOL = "<mask>"  # the last of a masked language model's dictionary; dict.txt does not list it
 
 # A dict.txt may say so after the count, to list a symbol a second time: the later id then wins.
 OVERWRITE_MARK = "#fairseq:overwrite"
@@ -60,6 +61,12 @@ class Vocabulary:
     def decode(self, ids: Iterable[int]) -> list[str]:
         """The pieces behind ids; what only frames or fills a sentence is left out."""
         return [self.symbols[i] for i in map(int, ids) if i not in (BOS, PAD, EOS)]
+
+    def with_mask(self) -> Vocabulary:
+        """The same symbols and <mask>, as the references add it when a masked language model is set up."""
+        if MASK_SYMBOL in self:
+            return self
+        return Vocabulary([*self.symbols[FIRST_WORD_ID:], MASK_SYMBOL], [*self.counts[FIRST_WORD_ID:], 1])
 
     @classmethod
     def build(cls, counts: Mapping[str, int], *, threshold: int = -1, max_size: int = -1,
