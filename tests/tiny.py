@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lamina.cli import main
-from lamina.config.model import DropoutConfig, EmbeddingConfig, ModelConfig, StackConfig
-from lamina.models.build import build_model
+from lamina.config.model import ClassifierConfig, DropoutConfig, EmbeddingConfig, ModelConfig, StackConfig
+from lamina.config.presets import roberta_base
+from lamina.models.build import build_masked_model, build_model
 from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.models.masked import MaskedModel
 from lamina.text.vocabulary import EOS, PAD
 
 VOCABULARY_SIZE = 40
@@ -27,12 +29,26 @@ def tiny_config(*, is_pre_norm: bool = False, num_layers: int = 2, dropout_p: fl
 
 def tiny_model(config: ModelConfig | None = None, seed: int = 0, **changes: Any) -> EncoderDecoder:
     torch.manual_seed(seed)
-    model = build_model(config or tiny_config(**changes), VOCABULARY_SIZE, VOCABULARY_SIZE)
+    return _shaken(build_model(config or tiny_config(**changes), VOCABULARY_SIZE, VOCABULARY_SIZE)).eval()
+
+
+def tiny_masked_model(seed: int = 0, *, is_fresh: bool = False, num_classes: int = 0, **stack: Any) -> MaskedModel:
+    """A small RoBERTa; `is_fresh` leaves it as it was initialised."""
+    small = {"num_layers": 2, "model_dim": 16, "ffn_dim": 32, "num_heads": 2, "has_learned_positions": True}
+    own = StackConfig(**{**small, **stack})
+    config = replace(roberta_base(), encoder=own, dropout=DropoutConfig(dropout_p=0.0),
+                     classifier=ClassifierConfig(num_classes=num_classes))
+    torch.manual_seed(seed)
+    model = build_masked_model(config, VOCABULARY_SIZE)
+    return (model if is_fresh else _shaken(model)).eval()
+
+
+def _shaken(model: nn.Module) -> Any:
+    """Away from zeros and ones, so that a forgotten bias or norm shows."""
     with torch.no_grad():
         for parameter in model.parameters():
-            # Away from zeros and ones, so that a forgotten bias or norm shows.
             parameter += 0.1 * torch.randn_like(parameter)
-    return model.eval()
+    return model
 
 
 def tiny_pair(seed: int = 0, batch: int = 3, source_length: int = 7, target_length: int = 6) -> tuple[Tensor, Tensor]:

@@ -53,6 +53,22 @@ def test_equals_the_plain_formula(monkeypatch, chunk_scores, smoothing, num_term
         torch.testing.assert_close(gradient, reference, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("chunk_scores", [1, 2**24])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_an_output_bias_is_one_more_column(monkeypatch, chunk_scores, smoothing):
+    monkeypatch.setattr(loss_module, "CHUNK_SCORES", chunk_scores)
+    terms, weight, target, leaves = example(1)
+    bias = torch.randn(11, requires_grad=True)
+    sums = label_smoothed_loss(terms, weight, target, smoothing=smoothing, pad_id=PAD, output_bias=bias)
+    wide = [Term(torch.cat([terms[0].features, torch.ones(3, 5, 1)], dim=2), 1.0)]
+    expected, _ = plain_loss(wide, torch.cat([weight, bias[:, None]], dim=1), target, smoothing)
+    torch.testing.assert_close(sums.loss.double(), expected, rtol=1e-6, atol=0)
+    leaves = [*leaves, bias]
+    for gradient, reference in zip(torch.autograd.grad(3 * sums.loss, leaves), torch.autograd.grad(3 * expected, leaves),
+                                   strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-5, atol=1e-6)
+
+
 def test_agrees_with_torch():
     terms, weight, target, _ = example(1)
     sums = label_smoothed_loss(terms, weight, target, smoothing=0.1, pad_id=PAD)

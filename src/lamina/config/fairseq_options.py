@@ -163,8 +163,8 @@ RETIRED: tuple[Retired, ...] = (
     *_retire("train", _NOT_YET.format("masked language models"),
              flags="freq-weighted-replacement mask-whole-words regression-target no-shuffle truncate-sequence "
                    "add-prev-output-tokens load-checkpoint-heads",
-             values="mask-prob leave-unmasked-prob random-token-prob num-classes init-token separator-token "
-                    "pooler-activation-fn pooler-dropout max-positions save-predictions", is_refused=True),
+             values="mask-prob leave-unmasked-prob random-token-prob init-token separator-token save-predictions",
+             is_refused=True),
     # Commands that use a trained model: fairseq accepted training's options here and read none of them.
     *_retire("generate interactive", "it belongs to training, and decoding never read it",
              flags="no-early-stop anneal-eps scale-parameter warmup-init relative-step no-bias-correction shrink-min",

@@ -49,9 +49,11 @@ class EmbeddingConfig:
                                paper="Vaswani et al. 2017 §3.5")
     max_source_positions: int = flag(1024, "longest source, in tokens; longer pairs are left out and named")
     max_target_positions: int = flag(1024, "longest target, in tokens; longer pairs are left out and named")
+    max_positions: int = flag(512, "longest input of a masked language model or classifier, in tokens, <s> included; follows "
+                                   "--tokens-per-sample if that is given alone")
 
     def __post_init__(self) -> None:
-        for name in ("max_source_positions", "max_target_positions"):
+        for name in ("max_source_positions", "max_target_positions", "max_positions"):
             check(getattr(self, name) >= 1,
                   f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1.")
 
@@ -72,6 +74,24 @@ class DropoutConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClassifierConfig:
+    """Sentence classification."""
+
+    num_classes: int = flag(0, "classes of the sentence head; 1 with --regression-target")
+    name: str = flag("sentence_classification_head", "what the head is called: predict() asks for it by this name",
+                     name="classification-head-name", needs="num-classes")
+    activation: str = flag("tanh", "activation inside the head", name="pooler-activation-fn", choices=ACTIVATIONS,
+                           needs="num-classes")
+    dropout_p: float = flag(0.0, "dropout inside the head", name="pooler-dropout", needs="num-classes")
+
+    def __post_init__(self) -> None:
+        check(self.num_classes >= 0, f"--num-classes is {self.num_classes}; it must be 1 or more.")
+        check(bool(self.name) and "." not in self.name,
+              f"--classification-head-name is {self.name!r}; it becomes part of parameter names: use no dots.")
+        check(0.0 <= self.dropout_p < 1.0, f"--pooler-dropout is {self.dropout_p}; it must lie in [0, 1).")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Model."""
 
@@ -80,6 +100,7 @@ class ModelConfig:
     embedding: EmbeddingConfig = part(EmbeddingConfig)
     dropout: DropoutConfig = part(DropoutConfig)
     activation: str = flag("relu", "activation of the feed-forward blocks", name="activation-fn", choices=ACTIVATIONS)
+    classifier: ClassifierConfig = part(ClassifierConfig)
 
     def __post_init__(self) -> None:
         check(not self.embedding.share_all or self.encoder.model_dim == self.decoder.model_dim,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lamina.config.fields import flatten
-from lamina.config.model import DropoutConfig, ModelConfig, StackConfig
+from lamina.config.model import DropoutConfig, EmbeddingConfig, ModelConfig, StackConfig
 
 
 def transformer() -> ModelConfig:
@@ -49,6 +49,18 @@ def transformer_wmt_en_de_big_t2t() -> ModelConfig:
 def tiny() -> ModelConfig:
     """Small enough to train on a laptop's processor while one waits."""
     return _with_stacks(transformer(), num_layers=2, model_dim=128, ffn_dim=256, num_heads=4)
+
+
+def roberta_base() -> ModelConfig:
+    """An encoder alone (Liu et al. 2019, §3.1 and §5; the sizes are BERT base's, Devlin et al. 2019, §3)."""
+    stack = StackConfig(num_layers=12, model_dim=768, ffn_dim=3072, num_heads=12, has_learned_positions=True)
+    return ModelConfig(encoder=stack, embedding=EmbeddingConfig(is_scaled=False, has_norm=True), activation="gelu",
+                       dropout=DropoutConfig(dropout_p=0.1, attention_p=0.1))
+
+
+def roberta_large() -> ModelConfig:
+    config = roberta_base()
+    return replace(config, encoder=replace(config.encoder, num_layers=24, model_dim=1024, ffn_dim=4096, num_heads=16))
 
 
 PRESETS: dict[str, Callable[[], ModelConfig]] = {

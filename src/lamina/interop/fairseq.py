@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lamina.config.fields import build, unique_leaves, with_positive_names
-from lamina.config.model import ModelConfig
+from lamina.config.model import ClassifierConfig, ModelConfig
 from lamina.errors import CheckpointError
-from lamina.models.build import build_model
+from lamina.models.build import build_masked_model, build_model
 from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.models.masked import MaskedModel
 
 # Arguments that change what a model computes and that we do not build: anything but these values is refused by name.
 _ONLY_WITH: dict[str, tuple[Any, ...]] = {
@@ -34,16 +36,42 @@ _ONLY_WITH: dict[str, tuple[Any, ...]] = {
 
 # Buffers and parameters that nothing reads: version marks, the device tracer of the position table, and the gate of the
 # surface-fusion fork, which it creates even where it fuses nothing.
-_DEAD = re.compile(r"(encoder|decoder)\.(version|embed_positions\._float_tensor)$|decoder\.meanmaxweight$")
+_DEAD = re.compile(r"(encoder|decoder)\.(sentence_encoder\.)?(version|embed_positions\._float_tensor)$|decoder\.meanmaxweight$")
 
 
 def model_from_fairseq(args: Mapping[str, Any], state_dict: Mapping[str, Tensor], source_vocab_size: int,
-                       target_vocab_size: int) -> EncoderDecoder:
+                       target_vocab_size: int) -> EncoderDecoder | MaskedModel:
     """The Lamina model that computes what the reference's `args` and `state_dict` compute: what build_model builds."""
+    if any(".sentence_encoder." in name for name in state_dict):
+        return masked_model_from_fairseq(args, state_dict, source_vocab_size)
     config = config_from_args(args)
     model = build_model(config, source_vocab_size, target_vocab_size)
     load_parameters_(model, state_dict)
     return model
+
+
+def masked_model_from_fairseq(args: Mapping[str, Any], state_dict: Mapping[str, Tensor], vocab_size: int) -> MaskedModel:
+    """RoBERTa, with the sentence head that its state dict holds, if any."""
+    if args.get("untie_weights_roberta"):
+        raise CheckpointError("this model was trained with untie_weights_roberta=True, which Lamina cannot build.")
+    config = config_from_args(args)
+    # Fixed in the reference, whatever its arguments say: up to 0.9 they say nothing, or what nothing read.
+    is_old = any(name.endswith("sentence_encoder.emb_layer_norm.weight") for name in state_dict)
+    stack = replace(config.encoder, has_learned_positions=True, is_pre_norm=config.encoder.is_pre_norm and not is_old)
+    config = replace(config, encoder=stack, embedding=replace(config.embedding, is_scaled=False, has_norm=True),
+                     classifier=_classifier(config.classifier, state_dict))
+    model = build_masked_model(config, vocab_size)
+    load_parameters_(model, state_dict)
+    return model
+
+
+def _classifier(config: ClassifierConfig, state_dict: Mapping[str, Tensor]) -> ClassifierConfig:
+    found = {match[1]: tensor.size(0) for name, tensor in state_dict.items()
+             if (match := re.fullmatch(r"classification_heads\.([^.]+)\.out_proj\.weight", name))}
+    if len(found) > 1:
+        raise CheckpointError(f"this model has {len(found)} sentence heads ({', '.join(found)}); Lamina builds one. "
+                              "Remove the others from the state dict.")
+    return next((replace(config, name=name, num_classes=size) for name, size in found.items()), config)
 
 
 def config_from_args(args: Mapping[str, Any]) -> ModelConfig:
@@ -102,8 +130,22 @@ _NORMS = {
 }
 
 
+# RoBERTa's encoder stands inside what the reference calls its decoder (0.9) or encoder (later).
+_SENTENCE_ENCODER = re.compile(r"(?:encoder|decoder)\.sentence_encoder\.(.+)")
+_MASKED_HEAD = re.compile(r"(?:encoder|decoder)\.lm_head\.(?:(dense|layer_norm)\.)?(weight|bias)")
+_SENTENCE_HEAD = re.compile(r"classification_heads\.([^.]+\.(?:dense|out_proj)\.(?:weight|bias))")
+_IN_MASKED_HEAD = {"dense": "head.dense.", "layer_norm": "head.norm.", None: "head."}
+
+
 def places(name: str) -> list[Place]:
     """Where the reference's parameter `name` goes; a fused projection of cross-attention goes to two of ours."""
+    if match := _SENTENCE_ENCODER.fullmatch(name):
+        name = "encoder." + match[1].replace("emb_layer_norm", "layernorm_embedding")
+    elif match := _MASKED_HEAD.fullmatch(name):
+        part, kind = match.groups()
+        return [Place("head.table.weight" if (part, kind) == (None, "weight") else f"{_IN_MASKED_HEAD[part]}{kind}")]
+    elif match := _SENTENCE_HEAD.fullmatch(name):
+        return [Place(f"classifiers.{match[1]}")]
     if name in _OUTSIDE:
         return [Place(_OUTSIDE[name])]
     stem, _, kind = name.rpartition(".")

@@ -8,10 +8,13 @@ from torch import nn
 
 from lamina.config.model import ModelConfig, StackConfig
 from lamina.errors import ConfigError
+from lamina.init.bert import initialise_bert_
 from lamina.init.default import initialise_
 from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.models.masked import MaskedModel
 from lamina.nn.attention import CrossAttention, SelfAttention
 from lamina.nn.embedding import InputEmbedding, TokenTable
+from lamina.nn.encoder_heads import MaskedHead, SentenceHead
 from lamina.nn.feed_forward import FeedForward
 from lamina.nn.heads import LinearHead
 from lamina.nn.positions import LearnedPositions, SinusoidalPositions
@@ -36,6 +39,23 @@ def build_model(config: ModelConfig, source_vocab_size: int, target_vocab_size: 
         max_target_positions=embedding.max_target_positions,
     )
     initialise_(model)
+    return model
+
+
+def build_masked_model(config: ModelConfig, vocab_size: int) -> MaskedModel:
+    """Encoder, the head that fills gaps, and the sentence head that the configuration names, if it does."""
+    table, classifier = TokenTable(vocab_size, config.encoder.model_dim, PAD_ID), config.classifier
+    heads = {classifier.name: SentenceHead(config.encoder.model_dim, classifier.num_classes, classifier.activation,
+                                           classifier.dropout_p)} if classifier.num_classes else {}
+    model = MaskedModel(
+        embedding=_input_embedding(config, config.encoder, table, config.embedding.max_positions),
+        encoder=_encoder(config),
+        head=MaskedHead(table, config.activation),
+        classifiers=heads,
+        pad_id=PAD_ID,
+        max_positions=config.embedding.max_positions,
+    )
+    initialise_bert_(model)
     return model
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from lamina.nn.heads import Term
 
@@ -24,8 +25,8 @@ class LossSums(NamedTuple):
     nll: Tensor  # negative log-likelihood, for perplexity; carries no gradient
 
 
-def label_smoothed_loss(terms: list[Term], output_weight: Tensor, target: Tensor, *, smoothing: float,
-                        pad_id: int) -> LossSums:
+def label_smoothed_loss(terms: list[Term], output_weight: Tensor, target: Tensor, *, smoothing: float, pad_id: int,
+                        output_bias: Tensor | None = None) -> LossSums:
     """(1 - eps) * nll + eps / V * (sum of -log p over the whole vocabulary), summed over non-pad targets. target: (B, T)
 
     A head with several terms scores with their weighted log-softmaxes, so its loss is the weighted sum of theirs.
@@ -37,8 +38,8 @@ def label_smoothed_loss(terms: list[Term], output_weight: Tensor, target: Tensor
     for term in terms:
         weight = term.weight
         token_weight = counts * (weight.flatten().float() if isinstance(weight, Tensor) else weight)
-        term_loss, term_nll = _LinearCrossEntropy.apply(term.features.flatten(0, 1), output_weight, flat_target,
-                                                        token_weight, smoothing)
+        term_loss, term_nll = _LinearCrossEntropy.apply(term.features.flatten(0, 1), output_weight, output_bias,
+                                                        flat_target, token_weight, smoothing)
         loss, nll = loss + term_loss, nll + term_nll
     assert isinstance(loss, Tensor)
     assert isinstance(nll, Tensor)
@@ -52,27 +53,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, features: Tensor, output_weight: Tensor, target: Tensor, token_weight: Tensor,
-                smoothing: float) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, features: Tensor, output_weight: Tensor, bias: Tensor | None, target: Tensor,
+                token_weight: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
         num_classes = output_weight.size(0)
-        needs_features, needs_matrix, _, needs_token_weight, _ = ctx.needs_input_grad
+        needs_features, needs_matrix, needs_bias, _, needs_token_weight, _ = ctx.needs_input_grad
         features_grad = torch.empty_like(features) if needs_features else None
         matrix_grad = torch.zeros_like(output_weight, dtype=torch.float32) if needs_matrix else None
+        bias_grad = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
         losses, nlls = [], []
         for rows in _chunks(features.size(0), num_classes):
-            scores = (features[rows] @ output_weight.t()).float()  # (n, V)
+            scores = F.linear(features[rows], output_weight, bias).float()  # (n, V)
             normaliser = scores.logsumexp(dim=1, keepdim=True)  # (n, 1)
             answer = target[rows, None]
             nll = (normaliser - scores.gather(1, answer)).squeeze(1)
             spread = num_classes * normaliser.squeeze(1) - scores.sum(dim=1)
             losses.append((1.0 - smoothing) * nll + smoothing / num_classes * spread)
             nlls.append(nll)
-            if not (needs_features or needs_matrix):
+            if not (needs_features or needs_matrix or needs_bias):
                 continue
             # In place from here on: the chunk's scores become the gradient with respect to them.
             scores.sub_(normaliser).exp_().sub_(smoothing / num_classes)
             scores.scatter_add_(1, answer, torch.full_like(scores[:, :1], smoothing - 1.0))
             scores.mul_(token_weight[rows, None])
+            if bias_grad is not None:
+                bias_grad += scores.sum(dim=0)
             scores = scores.to(features.dtype)
             if features_grad is not None:
                 features_grad[rows] = scores @ output_weight
@@ -83,7 +87,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 else:
                     matrix_grad += scores.t() @ features[rows]
         loss, nll = torch.cat(losses), torch.cat(nlls)
-        ctx.save_for_backward(features_grad, matrix_grad, loss if needs_token_weight else None)
+        ctx.save_for_backward(features_grad, matrix_grad, bias_grad, loss if needs_token_weight else None)
         ctx.matrix_dtype = output_weight.dtype
         nll_sum = (nll * token_weight).sum()
         ctx.mark_non_differentiable(nll_sum)
@@ -92,11 +96,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, loss_grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        features_grad, matrix_grad, losses = ctx.saved_tensors
+        features_grad, matrix_grad, bias_grad, losses = ctx.saved_tensors
         # In place: nobody else holds these buffers, and the graph is used once.
         features_grad = None if features_grad is None else features_grad.mul_(loss_grad)
         matrix_grad = None if matrix_grad is None else matrix_grad.mul_(loss_grad).to(ctx.matrix_dtype)
-        return features_grad, matrix_grad, None, None if losses is None else losses * loss_grad, None
+        bias_grad = None if bias_grad is None else bias_grad.mul_(loss_grad).to(ctx.matrix_dtype)
+        return features_grad, matrix_grad, bias_grad, None, None if losses is None else losses * loss_grad, None
 
 
 def _chunks(num_tokens: int, num_classes: int) -> Iterator[slice]:

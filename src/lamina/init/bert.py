@@ -1,0 +1,31 @@
+"""BERT's initialisation: every matrix N(0, 0.02), zero biases (Devlin et al. 2019, and the references' RoBERTa)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from lamina.nn.embedding import TokenTable
+from lamina.nn.layout import PAD_POSITION
+from lamina.nn.positions import LearnedPositions
+
+STD = 0.02
+
+
+@torch.no_grad()
+def initialise_bert_(model: nn.Module) -> None:
+    """Module by module, in order, so that one seed gives one model."""
+    for module in model.modules():
+        match module:
+            case nn.LayerNorm():
+                nn.init.ones_(module.weight)
+                nn.init.zeros_(module.bias)
+            case nn.Linear():
+                nn.init.normal_(module.weight, std=STD)
+                nn.init.zeros_(module.bias)
+            case TokenTable():
+                nn.init.normal_(module.weight, std=STD)
+                module.weight[module.pad_id] = 0.0
+            case LearnedPositions():
+                nn.init.normal_(module.weight, std=STD)
+                module.weight[PAD_POSITION] = 0.0

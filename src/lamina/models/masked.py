@@ -1,0 +1,59 @@
+"""The encoder-only Transformer: it reads both sides of a gap (BERT, RoBERTa)."""
+
+# B batch, T tokens, N masked tokens, V vocabulary, D model_dim, C classes
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from lamina.nn.embedding import InputEmbedding
+from lamina.nn.encoder_heads import MaskedHead, SentenceHead
+from lamina.nn.heads import Term
+from lamina.nn.layout import Layout
+from lamina.nn.stack import LayerStack, StackOutput
+
+
+class MaskedModel(nn.Module):
+    """Blocks only, as in EncoderDecoder. `classifiers` are sentence heads by name; a pretrained model has none."""
+
+    def __init__(self, *, embedding: InputEmbedding, encoder: LayerStack, head: MaskedHead,
+                 classifiers: dict[str, SentenceHead], pad_id: int, max_positions: int) -> None:
+        super().__init__()
+        self.source_embedding = embedding
+        self.encoder = encoder
+        self.head = head
+        self.classifiers = nn.ModuleDict(classifiers)
+        self.pad_id = pad_id
+        self.max_positions = max_positions
+
+    def encode(self, tokens: Tensor, runs: Sequence[bool] | None = None) -> StackOutput:
+        layout = Layout.of_ids(tokens, self.pad_id)
+        embedded = self.source_embedding(tokens, layout)
+        return self.encoder(embedded, lambda layer, index, x: layer(x, layout), runs)
+
+    def forward(self, tokens: Tensor, places: Tensor, runs: Sequence[bool] | None = None) -> list[Term]:
+        """What the head says of the masked tokens alone: the others cost it nothing.
+
+        `places` counts through the flattened rows; the host made it, so that no step asks the device how many there are.
+        tokens: (B, T), places: (N,) -> one term of (1, N, D)
+        """
+        states = self.encode(tokens, runs).final
+        return [Term(self.head(states.flatten(0, 1)[places])[None], 1.0)]
+
+    @property
+    def output_weight(self) -> Tensor:
+        return self.head.table.weight
+
+    @property
+    def output_bias(self) -> Tensor:
+        return self.head.bias
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Scores of every token of the vocabulary at every place. (B, T) -> (B, T, V)"""
+        return self.head.logits(self.encode(tokens).final)
+
+    def classify(self, tokens: Tensor, name: str, runs: Sequence[bool] | None = None) -> Tensor:
+        """Scores of the classes of the sentence head `name`. (B, T) -> (B, C)"""
+        return self.classifiers[name](self.encode(tokens, runs).final)

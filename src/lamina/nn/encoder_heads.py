@@ -1,0 +1,50 @@
+"""What an encoder alone is asked: which token stood under a mask, and which class a sentence belongs to."""
+
+# B batch, T tokens, N masked tokens, V vocabulary, D model_dim, C classes
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lamina.nn.embedding import TokenTable
+from lamina.nn.feed_forward import ACTIVATIONS
+
+
+class MaskedHead(nn.Module):
+    """norm(activation(dense(x))) looks at the vocabulary, through the input's table and a bias (Devlin et al. 2019)."""
+
+    def __init__(self, table: TokenTable, activation: str) -> None:
+        super().__init__()
+        num_tokens, dim = table.weight.shape
+        self.dense = nn.Linear(dim, dim)
+        self.activation = ACTIVATIONS[activation]
+        self.norm = nn.LayerNorm(dim)
+        self.table = table
+        self.bias = nn.Parameter(torch.zeros(num_tokens))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What looks at the vocabulary. (..., D) -> (..., D)"""
+        return self.norm(self.activation(self.dense(x)))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., V)"""
+        return F.linear(self(x), self.table.weight, self.bias)
+
+
+class SentenceHead(nn.Module):
+    """out_proj(dropout(activation(dense(dropout(x))))) of the first token, which stands for the whole sentence."""
+
+    def __init__(self, dim: int, num_classes: int, activation: str, dropout_p: float) -> None:
+        super().__init__()
+        self.dense = nn.Linear(dim, dim)
+        self.activation = ACTIVATIONS[activation]
+        self.dropout_p = dropout_p
+        self.out_proj = nn.Linear(dim, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) -> (B, C)"""
+        first = F.dropout(x[:, 0], self.dropout_p, self.training)
+        inner = self.activation(self.dense(first))
+        return self.out_proj(F.dropout(inner, self.dropout_p, self.training))
