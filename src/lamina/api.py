@@ -24,7 +24,7 @@ from lamina.decode.scoring import pad_targets, token_log_probs
 from lamina.decode.trace import Hypothesis
 from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.models.encoder_decoder import EncoderDecoder
-from lamina.tasks.translation import join_pieces
+from lamina.text.pieces import join_pieces
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import EOS, PAD, UNK, Vocabulary
 
@@ -82,13 +82,18 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
         checkpoint = load_checkpoint(place)
         _override_(checkpoint, overrides or {}, notice or _warn)
         if number == 0:
-            vocabularies, subwords, languages = checkpoint.vocabularies(), checkpoint.subword_models(), checkpoint.languages
-        for side, own, first in zip(("source", "target"), checkpoint.vocabularies(), vocabularies, strict=True):
+            task, vocabularies, subwords = checkpoint.task, checkpoint.vocabularies(), checkpoint.subword_models()
+            languages = checkpoint.languages
+        if checkpoint.task != task:
+            raise CheckpointError(f"{place} was trained for {checkpoint.task} and {paths[0]} for {task}: no ensemble.")
+        for side, own, first in zip(checkpoint.sides, checkpoint.vocabularies(), vocabularies, strict=True):
             if own.symbols != first.symbols:
                 raise CheckpointError(f"{place} has another {side} dictionary ({own.digest}) than {paths[0]} ({first.digest}). "
                                       "An ensemble needs models trained on the same data folder.")
         models.append(checkpoint.build_model())
-    return Translator(models, vocabularies, subwords, languages=languages, device=device,
+    if task not in APIS:
+        raise CheckpointError(f"{paths[0]} was trained for {task}; what can be loaded here is trained for {', '.join(APIS)}.")
+    return APIS[task](models, vocabularies, subwords, languages=languages, device=device,
                       dtype=DTYPES[dtype] if isinstance(dtype, str) else dtype)
 
 
@@ -106,8 +111,8 @@ def _override_(checkpoint: Checkpoint, overrides: Mapping[str, Any], notice: Cal
 class Translator:
     """Models with their dictionaries and segmentations."""
 
-    def __init__(self, models: Sequence[EncoderDecoder], vocabularies: tuple[Vocabulary, Vocabulary],
-                 subwords: tuple[Subword, Subword], *, languages: tuple[str, str] = ("source", "target"),
+    def __init__(self, models: Sequence[EncoderDecoder], vocabularies: tuple[Vocabulary, ...],
+                 subwords: tuple[Subword, ...], *, languages: tuple[str, ...] = ("source", "target"),
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.models = [model.to(device=self.device, dtype=dtype).eval() for model in models]
@@ -249,6 +254,10 @@ class Translator:
                      alignment_of(hypothesis.attention, source_ids, skipped=(EOS, PAD)))
         return Translation(self.join_target(tokens, remove_bpe), hypothesis.score, tokens,
                            hypothesis.token_scores, hypothesis.ids, alignment)
+
+
+# What `load` returns, by the task of the checkpoint.
+APIS: dict[str, type[Translator]] = {"translation": Translator}
 
 
 def search_config(**options: Any) -> SearchConfig:

@@ -196,9 +196,11 @@ def _owners(cls: type, name: str) -> list[str]:
     """`--optimizer adam, radam`: the choices without which the option is not there."""
     kinds: dict[str, list[str]] = {}
     for leaf in _homes(cls, name):
+        for task in leaf.tasks:
+            kinds.setdefault("task", []).append(task)
         for selector, kind in leaf.chosen_by:
             kinds.setdefault(selector, []).append(kind)
-    return [f"`--{selector}` {', '.join(chosen)}" for selector, chosen in kinds.items()]
+    return [f"`--{selector}` {', '.join(dict.fromkeys(chosen))}" for selector, chosen in kinds.items()]
 
 
 PRESET_COLUMNS = ("layers", "embed-dim", "ffn-embed-dim", "attention-heads", "normalize-before")

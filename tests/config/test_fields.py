@@ -123,3 +123,26 @@ def test_every_training_option_has_help_and_one_spelling():
 def test_needs_name_options_that_exist():
     names = {leaf.name for leaf in leaves(TrainConfig)}
     assert {need.lstrip("!") for leaf in leaves(TrainConfig) for need in leaf.info.needs} <= names
+
+
+def test_an_option_of_another_task_is_an_error():
+    @dataclass(frozen=True, kw_only=True)
+    class Block:
+        """Blocks."""
+
+        size: int = flag(8, "tokens of a block")
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """All."""
+
+        task: str = flag("translation", "what to learn", choices=("translation", "language_modeling"))
+        lang: str | None = flag(None, "language", tasks=("translation",))
+        block: Block = part(Block, "block-", tasks=("language_modeling",))
+
+    build(Config, {"block-size": 8}, explicit=["block-size"])
+    build(Config, {"block-size": 9, "task": "language_modeling"}, explicit=["block-size"])
+    with pytest.raises(ConfigError, match="--block-size has no effect with --task translation; it belongs to --task language"):
+        build(Config, {"block-size": 9}, explicit=["block-size"])
+    with pytest.raises(ConfigError, match="--lang has no effect with --task language_modeling"):
+        build(Config, {"lang": "en", "task": "language_modeling"}, explicit=["lang"])

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from lamina.cli import COMMANDS, load, main
+from lamina.config import presets
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, RETIRED, retired_for
 from lamina.config.fields import flatten
 from lamina.config.parser import make_parser, parse, resolve
@@ -192,3 +193,10 @@ def test_overview_and_version(capsys):
     assert all(command in capsys.readouterr().out for command in ["preprocess"])
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("lamina ")
+
+
+def test_an_arch_belongs_to_a_task(monkeypatch):
+    monkeypatch.setitem(presets.TASK_PRESETS, "chess", {"deep": presets.tiny})
+    monkeypatch.setitem(presets.PRESETS, "deep", presets.tiny)
+    with pytest.raises(ConfigError, match="--arch deep is a preset for --task chess, and the task is translation"):
+        train_config("--arch", "deep")

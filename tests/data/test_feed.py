@@ -90,7 +90,7 @@ def test_preparing_ahead_changes_nothing(corpus, num_workers):
 def test_batches_are_prepared_off_the_main_thread(corpus, monkeypatch):
     threads = set()
     load = Feed._load
-    monkeypatch.setattr(Feed, "_load", lambda self, indices: threads.add(threading.current_thread()) or load(self, indices))
+    monkeypatch.setattr(Feed, "_load", lambda *given: threads.add(threading.current_thread()) or load(*given))
     list(feed_of(corpus, num_workers=1).batches())
     assert threads
     assert threading.main_thread() not in threads
@@ -129,12 +129,12 @@ def test_padding_share(corpus):
 
 
 def test_nothing_fits(corpus):
-    with pytest.raises(DataError, match="no pair that fits"):
+    with pytest.raises(DataError, match="nothing that fits"):
         feed_of(corpus, max_positions=(1, 1))
 
 
 def test_an_error_while_preparing_reaches_the_reader(corpus, monkeypatch):
-    def fail(self, indices):
+    def fail(self, indices, epoch):
         raise DataError("broken")
 
     monkeypatch.setattr(Feed, "_load", fail)

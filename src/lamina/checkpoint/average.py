@@ -135,12 +135,14 @@ def _add_(mean: dict[str, Tensor], weights: dict[str, Tensor], number: int, path
 
 
 def _check_same_text(one: Checkpoint, one_path: Path, other: Checkpoint, other_path: Path) -> None:
+    if one.task != other.task:
+        raise CheckpointError(f"{one_path} was trained for {one.task} and {other_path} for {other.task}: they have no average.")
     if one.languages != other.languages:
         pairs = ["-".join(checkpoint.languages) for checkpoint in (one, other)]
         raise CheckpointError(f"{one_path} translates {pairs[0]} and {other_path} {pairs[1]}: they have no average.")
     if one.dictionaries == other.dictionaries:
         return
-    for side, here, there in zip(("source", "target"), one.vocabularies(), other.vocabularies(), strict=True):
+    for side, here, there in zip(one.sides, one.vocabularies(), other.vocabularies(), strict=True):
         if here != there:
             raise CheckpointError(f"{one_path} has the {side} dictionary {here.digest} and {other_path} {there.digest}: rows "
                                   "of their embeddings stand for different words, so they have no average.")

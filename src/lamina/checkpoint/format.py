@@ -20,8 +20,7 @@ from lamina import __version__
 from lamina.config.fields import build
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, ConfigError
-from lamina.models.build import build_model
-from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.models.build import BUILDERS
 from lamina.text.subword import Subword, subword_from_dict
 from lamina.text.vocabulary import Vocabulary
 
@@ -33,30 +32,40 @@ class Checkpoint:
     """Plain values and tensors only."""
 
     config: dict[str, Any]  # the run's configuration in its flat form, the keys of a recipe
-    languages: tuple[str, str]
-    dictionaries: tuple[str, str]  # the texts of the dict.txt files, source and target
-    subwords: tuple[dict[str, Any], dict[str, Any]]
+    languages: tuple[str, ...]  # translation: source and target
+    dictionaries: tuple[str, ...]  # the texts of their dict.txt files
+    subwords: tuple[dict[str, Any], ...]
     weights: dict[str, Tensor]  # float32, each tensor once
     training: dict[str, Any] = field(default_factory=dict)  # optimizer, loss scale, progress: what resuming needs
     metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
     versions: dict[str, str] = field(default_factory=lambda: {
         "lamina": __version__, "torch": str(torch.__version__), "python": platform.python_version()})
 
-    def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
-        source, target = (Vocabulary.from_text(text, f"the checkpoint's {language} dictionary")
-                          for text, language in zip(self.dictionaries, self.languages, strict=True))
-        return source, target
+    @property
+    def task(self) -> str:
+        return self.config.get("task", "translation")
 
-    def subword_models(self) -> tuple[Subword, Subword]:
-        source, target = map(subword_from_dict, self.subwords)
-        return source, target
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """What messages call the vocabularies."""
+        return ("source", "target") if self.task == "translation" else self.languages
+
+    def vocabularies(self) -> tuple[Vocabulary, ...]:
+        return tuple(Vocabulary.from_text(text, f"the checkpoint's {language} dictionary")
+                     for text, language in zip(self.dictionaries, self.languages, strict=True))
+
+    def subword_models(self) -> tuple[Subword, ...]:
+        return tuple(map(subword_from_dict, self.subwords))
 
     def model_config(self) -> ModelConfig:
         return model_config(self.config)
 
-    def build_model(self) -> EncoderDecoder:
-        source, target = self.vocabularies()
-        model = build_model(self.model_config(), len(source), len(target))
+    def build_model(self) -> Any:
+        """The model of the checkpoint's task, with its weights."""
+        if self.task not in BUILDERS:
+            raise CheckpointError(f"the checkpoint is of --task {self.task}, which this Lamina does not know; it knows "
+                                  f"{', '.join(BUILDERS)}. Use the Lamina that wrote it, or a newer one.")
+        model = BUILDERS[self.task](self.model_config(), tuple(map(len, self.vocabularies())))
         load_weights_(model, self.weights)
         return model
 

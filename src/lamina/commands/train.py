@@ -38,7 +38,7 @@ def introduce(run: Run) -> None:
         note(f"[{language}] dictionary: {len(vocabulary)} types")
     feed = run.train_feed(run.progress.epoch)
     epoch = run.progress.epoch
-    note(f"{feed.corpus.name}: {len(feed.corpus)} pairs in {len(feed.plan(epoch))} batches, "
+    note(f"{feed.corpus.name}: {len(feed.corpus)} {feed.corpus.unit} in {len(feed.plan(epoch))} batches, "
          f"{100 * feed.padding_share(epoch):.1f} % padding")
     note(f"model {config.arch}, criterion {flatten(config.optimization)['criterion']}, device {run.device}, "
          f"{str(run.dtype).removeprefix('torch.')}")

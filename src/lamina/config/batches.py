@@ -14,12 +14,13 @@ class DataConfig:
     data: str = flag(REQUIRED, "data folder made by `lamina preprocess` or fairseq-preprocess; several, separated by "
                                "colons, are read in turn, one an epoch", positional=True)
     source_lang: str | None = flag(None, "source language, as in the file names; found by itself where there is one pair",
-                                   aliases=("-s",), metavar="LANG")
-    target_lang: str | None = flag(None, "target language, likewise", aliases=("-t",), metavar="LANG")
+                                   aliases=("-s",), metavar="LANG", tasks=("translation",))
+    target_lang: str | None = flag(None, "target language, likewise", aliases=("-t",), metavar="LANG", tasks=("translation",))
     train_subset: str = flag("train", "split to train on; NAME1, NAME2, .. beside it are added")
     valid_subset: str = flag("valid", "splits to validate on, separated by commas; the first decides what is best")
     upsample_primary: int = flag(1, "how many times to read NAME when NAME1, .. are added")
-    truncate_source: bool = flag(False, "cut sources to --max-source-positions instead of leaving the pair out")
+    truncate_source: bool = flag(False, "cut sources to --max-source-positions instead of leaving the pair out",
+                                 tasks=("translation",))
 
     def __post_init__(self) -> None:
         check(self.upsample_primary >= 1,

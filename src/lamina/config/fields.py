@@ -6,6 +6,7 @@ and `build` turns such a mapping back into the nested dataclasses. Three kinds o
 
     flag(default, help)                one option
     part(Class, prefix="encoder-")     a nested dataclass whose options carry the prefix
+                                       (flags and parts that only some tasks know say so with tasks=...)
     variant("optimizer", help, kinds)  one of several dataclasses, chosen by an option of its own
 """
 
@@ -37,6 +38,7 @@ class FlagInfo:
     choices: tuple[str, ...] | None = None
     paper: str = ""  # where a reader can check, "Admin §4.3"
     needs: tuple[str, ...] = ()  # flags without which this one does nothing; "!x": with which it does nothing
+    tasks: tuple[str, ...] = ()  # values of --task with which it does something; none: all of them
     metavar: str | None = None
     bare_value: Any = NO_VALUE  # what `--flag` alone means, where a value is optional
     positional: bool = False
@@ -47,6 +49,7 @@ class FlagInfo:
 class PartInfo:
     cls: type
     prefix: str
+    tasks: tuple[str, ...] = ()  # as a flag's, for all flags inside that do not say it themselves
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,9 @@ def flag(default: Any, help: str, *, needs: str | Iterable[str] = (), **info: An
     return field(default=default, metadata={"info": FlagInfo(help=help, needs=needs, **info)})
 
 
-def part(cls: type, prefix: str = "") -> Any:
+def part(cls: type, prefix: str = "", tasks: tuple[str, ...] = ()) -> Any:
     default: Any = {} if any(leaf.default is MISSING for leaf in leaves(cls)) else {"default_factory": cls}
-    return field(metadata={"info": PartInfo(cls, prefix)}, **default)
+    return field(metadata={"info": PartInfo(cls, prefix, tasks)}, **default)
 
 
 def variant(name: str, help: str, kinds: Mapping[str, type], *, default: str, **info: Any) -> Any:
@@ -84,6 +87,7 @@ class Leaf:
     info: FlagInfo
     group: str
     chosen_by: tuple[tuple[str, str], ...] = ()  # (("optimizer", "adam"),): part of the configuration only then
+    tasks: tuple[str, ...] = ()  # part of the configuration always, but read in these tasks only
 
     @property
     def is_bool(self) -> bool:
@@ -97,24 +101,25 @@ class Leaf:
 @cache
 def leaves(cls: type) -> tuple[Leaf, ...]:
     """Every option of a configuration class; one that several variants share comes once for each of them."""
-    return tuple(_leaves(cls, "", ()))
+    return tuple(_leaves(cls, "", (), ()))
 
 
-def _leaves(cls: type, prefix: str, chosen_by: tuple[tuple[str, str], ...]) -> Iterator[Leaf]:
+def _leaves(cls: type, prefix: str, chosen_by: tuple[tuple[str, str], ...], tasks: tuple[str, ...]) -> Iterator[Leaf]:
     hints = _type_hints(cls)
     group = (cls.__doc__ or cls.__name__).strip().splitlines()[0].rstrip(".")
     for item in fields(cls):
         info = item.metadata["info"]
         match info:
             case PartInfo():
-                yield from _leaves(info.cls, prefix + info.prefix, chosen_by)
+                yield from _leaves(info.cls, prefix + info.prefix, chosen_by, info.tasks or tasks)
             case VariantInfo():
                 selector = FlagInfo(info.help, choices=tuple(info.kinds), paper=info.paper, aliases=info.aliases)
-                yield Leaf(prefix + info.name, str, info.default, selector, group, chosen_by)
+                yield Leaf(prefix + info.name, str, info.default, selector, group, chosen_by, tasks)
                 for kind, kind_cls in info.kinds.items():
-                    yield from _leaves(kind_cls, prefix, (*chosen_by, (prefix + info.name, kind)))
+                    yield from _leaves(kind_cls, prefix, (*chosen_by, (prefix + info.name, kind)), tasks)
             case FlagInfo():
-                yield Leaf(prefix + _flat_name(item), hints[item.name], item.default, info, group, chosen_by)
+                yield Leaf(prefix + _flat_name(item), hints[item.name], item.default, info, group, chosen_by,
+                           info.tasks or tasks)
 
 
 @cache
@@ -200,7 +205,11 @@ def _check_effect(cls: type, name: str, values: Mapping[str, Any], flat: dict[st
         selector, kinds = next((s, k) for s, k in owners.items() if flat.get(s) not in k)
         raise ConfigError(f"--{name} has no effect with --{selector} {flat.get(selector)}; it belongs to "
                           f"--{selector} {' or '.join(kinds)}. Leave it out, or choose one of those.")
-    for need in next(leaf for leaf in homes if all(flat.get(s) == k for s, k in leaf.chosen_by)).info.needs:
+    home = next(leaf for leaf in homes if all(flat.get(s) == k for s, k in leaf.chosen_by))
+    if home.tasks and flat.get("task", home.tasks[0]) not in home.tasks:
+        raise ConfigError(f"--{name} has no effect with --task {flat['task']}; it belongs to --task "
+                          f"{' or '.join(home.tasks)}. Leave it out.")
+    for need in home.info.needs:
         wanted, absent = need.lstrip("!"), need.startswith("!")
         if bool(flat.get(wanted)) == absent:
             how = f"has no effect together with --{wanted}" if absent else f"has no effect without --{wanted}"

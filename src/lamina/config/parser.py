@@ -23,7 +23,7 @@ from lamina.config.fields import (
     suggestion,
     unique_leaves,
 )
-from lamina.config.presets import PRESETS, preset_values
+from lamina.config.presets import PRESETS, TASK_PRESETS, preset_values
 from lamina.errors import ConfigError
 
 T = TypeVar("T")
@@ -85,8 +85,8 @@ def _metavar(kind: Any) -> str:
 def _help_text(cls: type, leaf: Leaf) -> str:
     notes = []
     kinds = [kind for other in leaves(cls) if other.name == leaf.name for _, kind in other.chosen_by]
-    if kinds:
-        notes.append("for " + ", ".join(dict.fromkeys(kinds)))
+    if owners := [*leaf.tasks, *kinds]:
+        notes.append("for " + ", ".join(dict.fromkeys(owners)))
     if leaf.info.paper:
         notes.append(leaf.info.paper)
     default = default_text(cls, leaf)
@@ -179,11 +179,17 @@ def _recipe_words(path: str, cls: type) -> list[str]:
 def resolve(cls: type[T], given: dict[str, Any]) -> T:
     """The configuration: the preset's values, and over them what was given."""
     base: dict[str, Any] = {}
-    default = next((leaf.default for leaf in unique_leaves(cls) if leaf.name == "arch"), None)
-    if default is not None:
-        arch = given.get("arch", default)
+    defaults = {leaf.name: leaf.default for leaf in unique_leaves(cls)}
+    if "arch" in defaults:
+        task = given.get("task", defaults["task"])
+        presets = TASK_PRESETS.get(task, PRESETS)  # an unknown task is for `build` to name
+        arch = given.get("arch", next(iter(presets)))
         if arch not in PRESETS:
             hint = suggestion(arch, PRESETS).replace("--", "")
             raise ConfigError(f"--arch is {arch!r}.{hint} Known: {', '.join(PRESETS)}.")
-        base = preset_values(arch, given)
+        if arch not in presets:
+            owner = next(name for name, own in TASK_PRESETS.items() if arch in own)
+            raise ConfigError(f"--arch {arch} is a preset for --task {owner}, and the task is {task}. Add --task {owner}, or "
+                              f"choose one of {', '.join(presets)}.")
+        base = {"arch": arch, **preset_values(arch, given)}
     return build(cls, base | given, given)

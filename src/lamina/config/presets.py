@@ -63,11 +63,19 @@ def roberta_large() -> ModelConfig:
     return replace(config, encoder=replace(config.encoder, num_layers=24, model_dim=1024, ffn_dim=4096, num_heads=16))
 
 
-PRESETS: dict[str, Callable[[], ModelConfig]] = {
+TRANSLATION_PRESETS: dict[str, Callable[[], ModelConfig]] = {
     preset.__name__: preset
     for preset in (transformer, transformer_iwslt_de_en, transformer_wmt_en_de, transformer_vaswani_wmt_en_de_big,
                    transformer_vaswani_wmt_en_fr_big, transformer_wmt_en_de_big, transformer_wmt_en_de_big_t2t, tiny)
 }
+
+# By the task that they are made for, whose default is the first. The keys are the names of all tasks: tasks/ has a class and
+# models/build.py a builder for each, and a test compares the three.
+TASK_PRESETS: dict[str, dict[str, Callable[[], ModelConfig]]] = {
+    "translation": TRANSLATION_PRESETS,
+}
+PRESETS: dict[str, Callable[[], ModelConfig]] = {
+    name: preset for presets in TASK_PRESETS.values() for name, preset in presets.items()}
 
 # Only these let the decoder follow the encoder's widths where the decoder's are not given, as in the references.
 _FOLLOWING = ("transformer", "transformer_wmt_en_de", "tiny")

@@ -8,7 +8,7 @@ from lamina.config.batches import BatchConfig, DataConfig
 from lamina.config.fields import check, flag, part, variant
 from lamina.config.model import ModelConfig
 from lamina.config.optim import OPTIMIZERS, SCHEDULES, Optimizer, Schedule
-from lamina.config.presets import PRESETS
+from lamina.config.presets import PRESETS, TASK_PRESETS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,7 @@ class LabelSmoothedCrossEntropy:
         check(0.0 <= self.smoothing < 1.0, f"--label-smoothing is {self.smoothing}; it must lie in [0, 1).")
 
 
+Criterion = CrossEntropy | LabelSmoothedCrossEntropy
 CRITERIA: dict[str, type] = {
     "cross_entropy": CrossEntropy,
     "label_smoothed_cross_entropy": LabelSmoothedCrossEntropy,
@@ -41,8 +42,7 @@ CRITERIA: dict[str, type] = {
 class OptimizationConfig:
     """Optimisation."""
 
-    criterion: CrossEntropy | LabelSmoothedCrossEntropy = variant("criterion", "training loss", CRITERIA,
-                                                                  default="cross_entropy")
+    criterion: Criterion = variant("criterion", "training loss", CRITERIA, default="cross_entropy")
     optimizer: Optimizer = variant("optimizer", "update rule", OPTIMIZERS, default="adam")
     schedule: Schedule = variant("lr-scheduler", "how the learning rate moves", SCHEDULES, default="inverse_sqrt")
     lr: tuple[float, ...] = flag((0.0005,), "learning rate; with --lr-scheduler fixed, one an epoch, the last one goes on",
@@ -172,7 +172,7 @@ class LogConfig:
 class TrainConfig:
     """Start here."""
 
-    task: str = flag("translation", "what to learn", choices=("translation",))
+    task: str = flag("translation", "what to learn", choices=tuple(TASK_PRESETS))
     arch: str = flag("transformer", f"preset that gives the model's defaults: {', '.join(PRESETS)}", aliases=("-a",),
                      metavar="NAME")
     config: str | None = flag(None, "recipe: a YAML file of `flag: value` lines; flags given here win over it",

@@ -5,15 +5,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.data.corpus import Example
 from lamina.errors import DataError
 from lamina.text.vocabulary import EOS, PAD
+
+if TYPE_CHECKING:
+    from lamina.data.corpus import Example
+
+
+class AnyBatch(Protocol):
+    """What training asks of a batch, whatever the task: the model is called as model(*batch.inputs)."""
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]: ...
+
+    @property
+    def target(self) -> Tensor:
+        """What should come out, padded where nothing counts."""
+
+    @property
+    def num_target_tokens(self) -> int:
+        """How many targets count: the loss is averaged over them."""
+
+    @property
+    def num_sentences(self) -> int: ...
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """Of the examples in their corpus."""
+
+    def to(self, device: torch.device) -> AnyBatch: ...
+
+
+B = TypeVar("B")
 
 
 @dataclass(frozen=True)
@@ -28,16 +58,28 @@ class Batch:
     indices: tuple[int, ...]  # of the examples in their corpus
 
     @property
+    def inputs(self) -> tuple[Tensor, Tensor]:
+        return self.source, self.target_in
+
+    @property
+    def target(self) -> Tensor:
+        return self.target_out
+
+    @property
     def num_sentences(self) -> int:
         return len(self.indices)
 
     def to(self, device: torch.device) -> Batch:
-        if device.type == "cpu":
-            return self
-        move = {name: getattr(self, name).pin_memory().to(device, non_blocking=True)
-                for name in ("source", "target_in", "target_out")}
-        return Batch(**move, num_source_tokens=self.num_source_tokens, num_target_tokens=self.num_target_tokens,
-                     indices=self.indices)
+        return moved(self, device)
+
+
+def moved(batch: B, device: torch.device) -> B:
+    """The same batch with its tensors on the device, copied while the host goes on."""
+    if device.type == "cpu":
+        return batch
+    values = {item.name: getattr(batch, item.name) for item in fields(batch)}  # type: ignore[arg-type]
+    return replace(batch, **{name: value.pin_memory().to(device, non_blocking=True)  # type: ignore[type-var]
+                             for name, value in values.items() if isinstance(value, Tensor)})
 
 
 def collate(examples: Sequence[Example], indices: Sequence[int]) -> Batch:
@@ -90,7 +132,8 @@ def batch_by_size(order: Iterable[int], lengths: np.ndarray, *, max_tokens: int 
     return batches
 
 
-def length_order(source_sizes: np.ndarray, target_sizes: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
-    """Indices by source length, then target length; ties are drawn by the generator, or keep their order."""
-    ties = generator.permutation(len(source_sizes)) if generator is not None else np.arange(len(source_sizes))
-    return np.lexsort((ties, target_sizes, source_sizes))
+def length_order(sizes: Sequence[np.ndarray], generator: np.random.Generator | None) -> np.ndarray:
+    """Indices by the first sizes, then the second; ties are drawn by the generator, or keep their order."""
+    count = len(sizes[0])
+    ties = generator.permutation(count) if generator is not None else np.arange(count)
+    return np.lexsort((ties, *reversed(sizes)))

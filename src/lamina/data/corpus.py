@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from lamina.data.batching import AnyBatch, Batch, collate
 from lamina.data.binary import BinaryReader
 from lamina.data.folder import check_finished, dictionary_name, split_name
 from lamina.errors import DataError
@@ -18,6 +19,26 @@ from lamina.text.vocabulary import EOS, Vocabulary
 class Example(NamedTuple):
     source: np.ndarray
     target: np.ndarray
+
+
+class Corpus(Protocol):
+    """Examples that a feed plans by their sizes and that come as batches."""
+
+    name: str
+    unit: str  # what messages call the examples: pairs, blocks
+
+    def __len__(self) -> int: ...
+
+    @property
+    def sizes(self) -> dict[str, np.ndarray]:
+        """The length of each example, by what messages call it (source, target); batches are sorted by the first."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """What each example costs in a batch."""
+
+    def batch(self, indices: Sequence[int], draw: tuple[int, int]) -> AnyBatch:
+        """`draw` is the run's seed and the epoch: who draws at random draws from these and from the indices alone."""
 
 
 class Languages(NamedTuple):
@@ -54,6 +75,8 @@ def load_dictionaries(folder: Path, languages: Languages) -> tuple[Vocabulary, V
 class ParallelCorpus:
     """Examples by index; `source_sizes` and `target_sizes` tell their lengths without reading them."""
 
+    unit = "pairs"
+
     def __init__(self, parts: Sequence[tuple[BinaryReader, BinaryReader]], vocabulary_sizes: tuple[int, int],
                  name: str, max_source_length: int | None = None) -> None:
         for source, target in parts:
@@ -86,9 +109,16 @@ class ParallelCorpus:
         return Example(source, target)
 
     @property
+    def sizes(self) -> dict[str, np.ndarray]:
+        return {"source": self.source_sizes, "target": self.target_sizes}
+
+    @property
     def lengths(self) -> np.ndarray:
         """What a pair costs in a batch: its longer side."""
         return np.maximum(self.source_sizes, self.target_sizes)
+
+    def batch(self, indices: Sequence[int], draw: tuple[int, int]) -> Batch:
+        return collate([self[index] for index in indices], indices)
 
 
 def open_corpus(folder: Path, split: str, languages: Languages, vocabulary_sizes: tuple[int, int], *,

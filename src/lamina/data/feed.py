@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from lamina.config.batches import BatchConfig
-from lamina.data.batching import Batch, batch_by_size, collate, length_order
-from lamina.data.corpus import ParallelCorpus
+from lamina.data.batching import AnyBatch, batch_by_size, length_order
+from lamina.data.corpus import Corpus
 from lamina.errors import DataError
 
 # Batches ready per preparing thread: enough to ride out a slow one, few enough to cost no memory.
@@ -20,22 +20,22 @@ AHEAD = 4
 
 
 class TooLong(NamedTuple):
-    """Pairs that do not fit, which are named and never dropped in silence."""
+    """Examples that do not fit, which are named and never dropped in silence."""
 
     indices: np.ndarray
     total: int
 
-    def describe(self, name: str, limits: str) -> str:
+    def describe(self, corpus: Corpus, limits: str) -> str:
         shown = ", ".join(map(str, self.indices[:10].tolist()))
         more = ", ..." if len(self.indices) > 10 else ""
-        return (f"{len(self.indices)} of {self.total} pairs of {name} are longer than {limits} and are left out: "
-                f"{shown}{more}")
+        return (f"{len(self.indices)} of {self.total} {corpus.unit} of {corpus.name} are longer than {limits} and are left "
+                f"out: {shown}{more}")
 
 
 class Feed:
     """Batches of one corpus. The same seed and epoch give the same batches, wherever the run was interrupted."""
 
-    def __init__(self, corpus: ParallelCorpus, *, seed: int, limits: BatchConfig, max_positions: tuple[int, int],
+    def __init__(self, corpus: Corpus, *, seed: int, limits: BatchConfig, max_positions: tuple[int, ...],
                  device: torch.device, is_shuffled: bool) -> None:
         self.corpus = corpus
         self.seed = seed
@@ -43,22 +43,24 @@ class Feed:
         self.device = device
         self.is_shuffled = is_shuffled
         max_tokens = limits.max_tokens or np.iinfo(np.int64).max
-        fits = ((corpus.source_sizes <= max_positions[0]) & (corpus.target_sizes <= max_positions[1])
-                & (corpus.lengths <= max_tokens))
+        fits = corpus.lengths <= max_tokens
+        for sizes, limit in zip(corpus.sizes.values(), max_positions, strict=True):
+            fits &= sizes <= limit
         self.too_long = TooLong(np.flatnonzero(~fits), len(corpus))
         self._fitting = np.flatnonzero(fits)
         if not len(self._fitting):
-            raise DataError(f"{corpus.name} has no pair that fits: {len(corpus)} pairs, of which {len(corpus)} are longer "
-                            f"than {self.describe_limits(max_positions)}. Raise those limits.")
+            raise DataError(f"{corpus.name} has nothing that fits: {len(corpus)} {corpus.unit}, of which {len(corpus)} are "
+                            f"longer than {self.describe_limits(max_positions)}. Raise those limits.")
         self._plan: tuple[int, list[list[int]]] | None = None
         self._max_positions = max_positions
 
-    def describe_limits(self, max_positions: tuple[int, int]) -> str:
+    def describe_limits(self, max_positions: tuple[int, ...]) -> str:
         tokens = f" or --max-tokens {self.limits.max_tokens}" if self.limits.max_tokens else ""
-        return f"{max_positions[0]} source or {max_positions[1]} target positions{tokens}"
+        sides = (f"{limit} {side}" for side, limit in zip(self.corpus.sizes, max_positions, strict=True))
+        return f"{' or '.join(sides)} positions{tokens}"
 
     def describe_too_long(self) -> str:
-        return self.too_long.describe(self.corpus.name, self.describe_limits(self._max_positions))
+        return self.too_long.describe(self.corpus, self.describe_limits(self._max_positions))
 
     def plan(self, epoch: int) -> list[list[int]]:
         """The batches of an epoch, as indices into the corpus."""
@@ -68,7 +70,7 @@ class Feed:
 
     def _make_plan(self, epoch: int) -> list[list[int]]:
         generator = np.random.default_rng([self.seed, epoch]) if self.is_shuffled else None
-        order = length_order(self.corpus.source_sizes[self._fitting], self.corpus.target_sizes[self._fitting], generator)
+        order = length_order([sizes[self._fitting] for sizes in self.corpus.sizes.values()], generator)
         batches = batch_by_size(self._fitting[order].tolist(), self.corpus.lengths, max_tokens=self.limits.max_tokens,
                                 max_sentences=self.limits.max_sentences, multiple=self.limits.multiple)
         if generator is not None and epoch > self.limits.curriculum:
@@ -76,29 +78,30 @@ class Feed:
         return batches
 
     def padding_share(self, epoch: int) -> float:
-        """How much of an epoch's batches is padding, both sides counted."""
+        """How much of an epoch's batches is padding, all sides counted."""
         plan = self.plan(epoch)
         starts = np.cumsum([0, *map(len, plan[:-1])])
         order = np.concatenate(plan)
         tokens = cells = 0
-        for sizes in (self.corpus.source_sizes, self.corpus.target_sizes):
+        for sizes in self.corpus.sizes.values():
             tokens += int(sizes[order].sum())
             cells += int((np.maximum.reduceat(sizes[order], starts) * list(map(len, plan))).sum())
         return 1.0 - tokens / cells
 
-    def batches(self, epoch: int = 1, start: int = 0) -> Iterator[Batch]:
+    def batches(self, epoch: int = 1, start: int = 0) -> Iterator[AnyBatch]:
         """The epoch's batches from number `start` on, on the device."""
-        yield from self._prepared(self.plan(epoch)[start:])
+        yield from self._prepared(self.plan(epoch)[start:], epoch)
 
-    def _prepared(self, plan: Sequence[list[int]]) -> Iterator[Batch]:
+    def _prepared(self, plan: Sequence[list[int]], epoch: int) -> Iterator[AnyBatch]:
         if self.limits.num_workers == 0:
-            yield from map(self._load, plan)
+            for indices in plan:
+                yield self._load(indices, epoch)
             return
-        pending: deque[Future[Batch]] = deque()
+        pending: deque[Future[AnyBatch]] = deque()
         with ThreadPoolExecutor(self.limits.num_workers, thread_name_prefix="batches") as threads:
             try:
                 for indices in plan:
-                    pending.append(threads.submit(self._load, indices))
+                    pending.append(threads.submit(self._load, indices, epoch))
                     if len(pending) > AHEAD * self.limits.num_workers:
                         yield pending.popleft().result()
                 while pending:
@@ -107,5 +110,5 @@ class Feed:
                 # Whoever stops reading half-way should not wait for batches that nobody will see.
                 threads.shutdown(wait=False, cancel_futures=True)
 
-    def _load(self, indices: list[int]) -> Batch:
-        return collate([self.corpus[index] for index in indices], indices).to(self.device)
+    def _load(self, indices: list[int], epoch: int) -> AnyBatch:
+        return self.corpus.batch(indices, (self.seed, epoch)).to(self.device)

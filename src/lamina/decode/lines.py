@@ -11,7 +11,7 @@ from lamina.config.generate import OutputConfig
 from lamina.decode.alignment import alignment_of
 from lamina.decode.trace import Hypothesis
 from lamina.errors import DataError
-from lamina.tasks.translation import UNKNOWN_IN_REFERENCE, UNKNOWN_WORD_IN_REFERENCE, hide_unknown, join_pieces
+from lamina.text.pieces import UNKNOWN_IN_REFERENCE, UNKNOWN_WORD_IN_REFERENCE, hide_unknown, join_pieces
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import EOS, PAD, SPECIAL_SYMBOLS, UNK, Vocabulary
 
@@ -29,7 +29,7 @@ class Described(NamedTuple):
 class Describer:
     """Turns ids into the texts that are printed and scored."""
 
-    def __init__(self, vocabularies: tuple[Vocabulary, Vocabulary], subwords: tuple[Subword, Subword],
+    def __init__(self, vocabularies: tuple[Vocabulary, ...], subwords: tuple[Subword, ...],
                  config: OutputConfig) -> None:
         self.vocabularies = vocabularies
         self.subwords = subwords

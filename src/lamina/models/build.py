@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -57,6 +59,12 @@ def build_masked_model(config: ModelConfig, vocab_size: int) -> MaskedModel:
     )
     initialise_bert_(model)
     return model
+
+
+# By the task whose models they are: from a configuration and the sizes of the task's vocabularies.
+BUILDERS: dict[str, Callable[[ModelConfig, tuple[int, ...]], Any]] = {
+    "translation": lambda config, sizes: build_model(config, *sizes),
+}
 
 
 def _tables(config: ModelConfig, source_size: int, target_size: int) -> tuple[TokenTable, TokenTable, TokenTable]:

@@ -1,1 +1,8 @@
 """What a run learns: data, vocabularies, and the metric that judges it."""
+
+from __future__ import annotations
+
+from lamina.tasks.base import Task
+from lamina.tasks.translation import Translation
+
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Translation,)}

@@ -2,61 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from lamina.config.batches import DataConfig
+from lamina.config.decode import SearchConfig
+from lamina.config.model import ModelConfig
+from lamina.config.train import ValidationConfig
+from lamina.data.batching import Batch
 from lamina.data.corpus import Languages, ParallelCorpus, find_languages, load_dictionaries, open_corpus
+from lamina.data.feed import Feed
 from lamina.data.folder import read_manifest
-from lamina.errors import DataError
+from lamina.decode.beam import Search
+from lamina.errors import ConfigError
+from lamina.init.pretrained import load_embeddings_
+from lamina.metrics.bleu import corpus_bleu
+from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.tasks.base import Task
+from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown, join_pieces
 from lamina.text.subword import Subword, Whitespace, load_subwords
-from lamina.text.vocabulary import SPECIAL_SYMBOLS, UNK, Vocabulary
+from lamina.text.vocabulary import Vocabulary
 
-# An unknown word in a reference must not match one in a translation: the two were never the same word. The first form is what
-# the references print; the second has no brackets that a tokenizer could split off and match.
-UNKNOWN_IN_REFERENCE = "<<unk>>"
-UNKNOWN_WORD_IN_REFERENCE = "UNKNOWNINREFERENCE"
+# A model that has learned little yet would babble up to any limit; a translation seldom needs twice its source's length.
+GREEDY = SearchConfig(beam=1, max_length_factor=2.0, max_length_offset=20)
 
 
-@dataclass(frozen=True)
-class Translation:
-    """What a data folder says about its texts, and access to its splits."""
+class Translation(Task):
+    """Sentence pairs of two languages; BLEU judges, where it is asked for."""
 
-    folders: tuple[Path, ...]
+    name = "translation"
     languages: Languages
     vocabularies: tuple[Vocabulary, Vocabulary]
     subwords: tuple[Subword, Subword]
-    config: DataConfig
 
-    @classmethod
-    def open(cls, config: DataConfig) -> Translation:
-        folders = tuple(Path(name) for name in config.data.split(":") if name)
-        if not folders:
-            raise DataError("the data folder has an empty name; give the folder that `lamina preprocess` made.")
-        languages = find_languages(folders[0], config.train_subset, config.source_lang, config.target_lang)
-        vocabularies = load_dictionaries(folders[0], languages)
-        stored = load_subwords(folders[0]) if read_manifest(folders[0]) is not None else {}
-        subwords = (stored.get(languages.source, Whitespace()), stored.get(languages.target, Whitespace()))
-        return cls(folders, languages, vocabularies, subwords, config)
-
-    def train_corpus(self, epoch: int, max_source_positions: int) -> ParallelCorpus:
-        """Several folders are read in turn, one an epoch."""
-        return self._open(self.folders[(epoch - 1) % len(self.folders)], self.config.train_subset, max_source_positions,
-                          is_training=True)
-
-    def corpus(self, split: str, max_source_positions: int) -> ParallelCorpus:
-        return self._open(self.folders[0], split, max_source_positions, is_training=False)
-
-    def _open(self, folder: Path, split: str, max_source_positions: int, *, is_training: bool) -> ParallelCorpus:
-        source, target = self.vocabularies
-        return open_corpus(folder, split, self.languages, (len(source), len(target)), adds_numbered=is_training,
-                           upsample_primary=self.config.upsample_primary if is_training else 1,
-                           max_source_length=max_source_positions if self.config.truncate_source else None)
+    def __init__(self, data: DataConfig, model: ModelConfig) -> None:
+        super().__init__(data, model)
+        self.languages = find_languages(self.folders[0], data.train_subset, data.source_lang, data.target_lang)
+        self.vocabularies = load_dictionaries(self.folders[0], self.languages)
+        stored = load_subwords(self.folders[0]) if read_manifest(self.folders[0]) is not None else {}
+        self.subwords = (stored.get(self.languages.source, Whitespace()), stored.get(self.languages.target, Whitespace()))
 
     @property
-    def valid_splits(self) -> tuple[str, ...]:
-        return tuple(name for name in self.config.valid_subset.split(",") if name)
+    def max_positions(self) -> tuple[int, int]:
+        embedding = self.model_config.embedding
+        return embedding.max_source_positions, embedding.max_target_positions
+
+    def open_split(self, folder: Path, split: str, *, is_training: bool) -> ParallelCorpus:
+        source, target = self.vocabularies
+        return open_corpus(folder, split, self.languages, (len(source), len(target)), adds_numbered=is_training,
+                           upsample_primary=self.data.upsample_primary if is_training else 1,
+                           max_source_length=self.max_positions[0] if self.data.truncate_source else None)
+
+    def build_model(self) -> nn.Module:
+        source, target = self.vocabularies
+        if self.model_config.embedding.share_all and source != target:
+            raise ConfigError("--share-all-embeddings needs one dictionary for both sides, but those of "
+                              f"{self.folders[0]} differ. Preprocess with --joined-dictionary.")
+        model = super().build_model()
+        assert isinstance(model, EncoderDecoder)
+        load_embeddings_(model, self.model_config, self.vocabularies)
+        return model
+
+    def figures(self, model: nn.Module, feed: Feed, config: ValidationConfig, note: Callable[[str], Any]) -> dict[str, float]:
+        """BLEU of greedy translations, if asked for, and a sample of them."""
+        if not config.eval_bleu:
+            return {}
+        assert isinstance(model, EncoderDecoder)
+        search = Search([model.eval()], GREEDY)
+        hypotheses: list[str] = []
+        references: list[str] = []
+        for batch in feed.batches():
+            assert isinstance(batch, Batch)
+            texts = [self.target_text(found[0].ids, config.remove_bpe) for found in search.run(batch.source)]
+            answers = [self.target_text(row, config.remove_bpe, is_reference=True) for row in batch.target_out.tolist()]
+            if config.print_samples and not hypotheses:
+                source = self.subwords[0].decode(self.vocabularies[0].decode(batch.source[0].tolist()))
+                note(f"source:      {source}")
+                note(f"translation: {texts[0]}")
+                note(f"reference:   {answers[0]}")
+            hypotheses += texts
+            references += answers
+        return {"bleu": corpus_bleu(hypotheses, references, is_tokenized=config.is_tokenized)}
 
     def target_text(self, ids: Iterable[int], joiner: str | None = None, *, is_reference: bool = False) -> str:
         """A translation as a reader wants it: subwords joined by their model, or at `joiner`."""
@@ -64,18 +93,3 @@ class Translation:
         if is_reference:
             pieces = hide_unknown(pieces, UNKNOWN_WORD_IN_REFERENCE)
         return join_pieces(pieces, self.subwords[1], joiner)
-
-
-def hide_unknown(pieces: list[str], mark: str) -> list[str]:
-    """A reference's pieces with `mark` for <unk>; before joining, since a subword model may write <unk> in its own way."""
-    return [mark if piece == SPECIAL_SYMBOLS[UNK] else piece for piece in pieces]
-
-
-def join_pieces(pieces: list[str], subword: Subword, joiner: str | None) -> str:
-    """`joiner` is what --remove-bpe takes: a mark such as '@@ ', or 'sentencepiece'."""
-    if joiner is None:
-        return subword.decode(pieces)
-    if joiner == "sentencepiece":
-        return "".join(pieces).replace("▁", " ").strip()
-    mark = joiner.rstrip()
-    return (" ".join(pieces) + " ").replace(f"{mark} ", "").rstrip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from lamina.data.batching import Batch
+from lamina.data.batching import AnyBatch
 from lamina.train.progress import Progress
 from lamina.train.run import Run
 from lamina.train.schedule import Schedule
@@ -13,7 +13,7 @@ from lamina.train.update import Updater
 from lamina.train.watch import Watch
 
 
-def run_updates(updater: Updater, schedule: Schedule, groups: Iterable[Sequence[Batch]], progress: Progress, watch: Watch,
+def run_updates(updater: Updater, schedule: Schedule, groups: Iterable[Sequence[AnyBatch]], progress: Progress, watch: Watch,
                 seed: int) -> Iterator[None]:
     """One update after another; yields after each, so that the caller decides about validating and stopping."""
     for batches in groups:
@@ -29,7 +29,7 @@ def update_seed(seed: int, updates: int) -> int:
     return (seed << 32) + updates
 
 
-def groups_of(batches: Iterable[Batch], number: int) -> Iterator[list[Batch]]:
+def groups_of(batches: Iterable[AnyBatch], number: int) -> Iterator[list[AnyBatch]]:
     """The batches of one update each; the last one of an epoch may have fewer."""
     iterator = iter(batches)
     while group := list(islice(iterator, number)):

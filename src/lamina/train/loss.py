@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from lamina.config.train import Criterion
+from lamina.data.batching import AnyBatch
 from lamina.nn.heads import Term
 
 # Scores per chunk: 64 MiB in float32. Larger gains nothing, smaller starts to pay for launching kernels.
@@ -23,6 +25,12 @@ class LossSums(NamedTuple):
 
     loss: Tensor  # what training minimises
     nll: Tensor  # negative log-likelihood, for perplexity; carries no gradient
+
+
+def batch_loss(model: Any, batch: AnyBatch, criterion: Criterion) -> LossSums:
+    """What a criterion says of a batch; the one place that training and validation ask."""
+    return label_smoothed_loss(model(*batch.inputs), model.output_weight, batch.target, smoothing=criterion.smoothing,
+                               pad_id=model.pad_id, output_bias=getattr(model, "output_bias", None))
 
 
 def label_smoothed_loss(terms: list[Term], output_weight: Tensor, target: Tensor, *, smoothing: float, pad_id: int,

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lamina.checkpoint.format import Checkpoint, load_weights_
 from lamina.config.fields import flatten
 from lamina.config.train import SavingConfig, TrainConfig
 from lamina.errors import CheckpointError
-from lamina.models.encoder_decoder import EncoderDecoder
-from lamina.tasks.translation import Translation
+from lamina.tasks.base import Task
 from lamina.train.progress import Progress
 from lamina.train.update import Updater
 
@@ -27,8 +26,11 @@ def find_restore_file(saving: SavingConfig) -> Path | None:
     return next((path for path in places if path.is_file()), None)
 
 
-def restore_weights_(model: EncoderDecoder, checkpoint: Checkpoint, task: Translation, path: Path) -> None:
-    for side, theirs, ours in zip(("source", "target"), checkpoint.vocabularies(), task.vocabularies, strict=True):
+def restore_weights_(model: nn.Module, checkpoint: Checkpoint, task: Task, path: Path) -> None:
+    if checkpoint.task != task.name:
+        raise CheckpointError(f"{path} was trained with --task {checkpoint.task}, not {task.name}. Give that task, or another "
+                              "--save-dir to start afresh in.")
+    for side, theirs, ours in zip(checkpoint.sides, checkpoint.vocabularies(), task.vocabularies, strict=True):
         if theirs != ours:
             raise CheckpointError(f"{path} was trained with the {side} dictionary {theirs.digest}, but {task.folders[0]} has "
                                   f"{ours.digest}. Pass the matching data folder, or preprocess again with that dictionary "

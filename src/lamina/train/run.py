@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from lamina.checkpoint.format import Checkpoint, load_checkpoint
+from lamina.config.batches import BatchConfig
 from lamina.config.fields import flatten
 from lamina.config.train import TrainConfig
+from lamina.data.corpus import Corpus
 from lamina.data.feed import Feed
-from lamina.errors import ConfigError, DataError
-from lamina.init.pretrained import load_embeddings_
-from lamina.models.build import build_model
-from lamina.tasks.translation import Translation
+from lamina.errors import DataError
+from lamina.tasks import TASKS
 from lamina.text.subword import subword_to_dict
 from lamina.train.keeper import Keeper
 from lamina.train.progress import Progress
@@ -25,7 +25,7 @@ from lamina.train.report import Reporter
 from lamina.train.restore import DEFAULT_RESTORE_FILE, find_restore_file, optimizer_state, restore_training, restore_weights_
 from lamina.train.schedule import build_schedule
 from lamina.train.update import Updater
-from lamina.train.validate import bits_per_token, validation_bleu, validation_loss
+from lamina.train.validate import bits_per_token, validation_loss
 from lamina.train.watch import Watch
 
 
@@ -38,17 +38,11 @@ class Run:
         self.reporter = Reporter(config.log, self.device, optimization)
         for notice in notices:
             self.reporter.note(notice)
-        self.task = Translation.open(config.data)
+        self.task = TASKS[config.task](config.data, config.model)
         self.schedule = build_schedule(optimization.schedule, lr=optimization.lr, min_lr=optimization.min_lr,
                                        max_update=optimization.max_update)
         torch.manual_seed(config.seed)
-        source, target = self.task.vocabularies
-        if config.model.embedding.share_all and source != target:
-            raise ConfigError("--share-all-embeddings needs one dictionary for both sides, but those of "
-                              f"{self.task.folders[0]} differ. Preprocess with --joined-dictionary.")
-        self.model = build_model(config.model, len(source), len(target))
-        load_embeddings_(self.model, config.model, self.task.vocabularies)
-        self.model.to(self.device)
+        self.model = self.task.build_model().to(self.device)
         self.keeper = Keeper(config.saving)
         self.progress = Progress()
         checkpoint = self._starting_point()
@@ -69,8 +63,7 @@ class Run:
         """The epoch's feed; folders that take turns keep one each."""
         folder = (epoch - 1) % len(self.task.folders)
         if folder not in self._feeds:
-            corpus = self.task.train_corpus(epoch, self.config.model.embedding.max_source_positions)
-            self._feeds[folder] = self._feed(corpus, self.config.batches, is_shuffled=True)
+            self._feeds[folder] = self._feed(self.task.train_corpus(epoch), self.config.batches, is_shuffled=True)
             if len(self._feeds[folder].too_long.indices):
                 self.reporter.note(self._feeds[folder].describe_too_long())
         return self._feeds[folder]
@@ -79,8 +72,7 @@ class Run:
         batches = self.config.batches
         limits = replace(batches, max_tokens=batches.max_tokens_valid or batches.max_tokens,
                          max_sentences=batches.max_sentences_valid or batches.max_sentences)
-        corpus = self.task.corpus(split, self.config.model.embedding.max_source_positions)
-        feed = self._feed(corpus, limits, is_shuffled=False)
+        feed = self._feed(self.task.corpus(split), limits, is_shuffled=False)
         if len(feed.too_long.indices):
             if not batches.skip_invalid_valid:
                 raise DataError(f"{feed.describe_too_long()}. That would change the score: raise the limits, or add "
@@ -88,10 +80,9 @@ class Run:
             self.reporter.note(feed.describe_too_long())
         return feed
 
-    def _feed(self, corpus: Any, limits: Any, *, is_shuffled: bool) -> Feed:
-        embedding = self.config.model.embedding
+    def _feed(self, corpus: Corpus, limits: BatchConfig, *, is_shuffled: bool) -> Feed:
         return Feed(corpus, seed=self.config.seed, limits=limits, device=self.device, is_shuffled=is_shuffled,
-                    max_positions=(embedding.max_source_positions, embedding.max_target_positions))
+                    max_positions=self.task.max_positions)
 
     def update_freq(self, epoch: int) -> int:
         numbers = self.config.optimization.update_freq
@@ -170,13 +161,8 @@ class Run:
         validation = self.config.validation
         first: dict[str, float] = {}
         for split, feed in self._valid_feeds.items():
-            figures = validation_loss(self.model, feed.batches(), self.config.optimization.criterion.smoothing)
-            if validation.eval_bleu:
-                figures["bleu"], sample = validation_bleu(self.model, feed.batches(), self.task, validation)
-                if validation.print_samples:
-                    self.reporter.note(f"source:      {sample.source}")
-                    self.reporter.note(f"translation: {sample.hypothesis}")
-                    self.reporter.note(f"reference:   {sample.reference}")
+            figures = validation_loss(self.model, feed.batches(), self.config.optimization.criterion)
+            figures |= self.task.figures(self.model, feed, validation, self.reporter.note)
             first = first or figures
             best = self.progress.best
             metric = figures[validation.best_metric]
@@ -227,12 +213,11 @@ class Run:
         if self.config.saving.has_optimizer_state:
             training["optimizer"] = optimizer_state(self.updater)
             training["optimizer_kind"] = flatten(self.config.optimization)["optimizer"]
-        source, target = self.task.vocabularies
         return Checkpoint(
             config=flatten(self.config),
-            languages=(self.task.languages.source, self.task.languages.target),
-            dictionaries=(source.to_text(), target.to_text()),
-            subwords=(subword_to_dict(self.task.subwords[0]), subword_to_dict(self.task.subwords[1])),
+            languages=tuple(self.task.languages),
+            dictionaries=tuple(vocabulary.to_text() for vocabulary in self.task.vocabularies),
+            subwords=tuple(map(subword_to_dict, self.task.subwords)),
             weights=self.updater.weights.named(self.updater.weights.master),
             training=training,
             metrics=metrics,

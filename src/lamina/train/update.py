@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lamina.config.train import OptimizationConfig, PrecisionConfig
-from lamina.data.batching import Batch
-from lamina.models.encoder_decoder import EncoderDecoder
-from lamina.train.loss import label_smoothed_loss
+from lamina.data.batching import AnyBatch
+from lamina.train.loss import batch_loss
 from lamina.train.optim import build_optimizer
 from lamina.train.scale import LossScale
 from lamina.train.weights import FlatWeights
@@ -32,7 +31,7 @@ class UpdateResult(NamedTuple):
 class Updater:
     """Model, weights, loss scale and optimizer, moved together by `update`."""
 
-    def __init__(self, model: EncoderDecoder, optimization: OptimizationConfig, precision: PrecisionConfig,
+    def __init__(self, model: Any, optimization: OptimizationConfig, precision: PrecisionConfig,
                  dtype: torch.dtype = torch.float32) -> None:
         self.model = model
         self.optimization = optimization
@@ -41,7 +40,7 @@ class Updater:
         self.scale = LossScale(precision, self.weights.master.device, is_on=dtype == torch.float16,
                                default_window=2**14 // optimization.update_freq[0])
 
-    def update(self, batches: Sequence[Batch], lr: float, seed: int) -> UpdateResult:
+    def update(self, batches: Sequence[AnyBatch], lr: float, seed: int) -> UpdateResult:
         """The gradient is that of the summed loss over the number of tokens, however the batches are cut."""
         # Seeded by the number of the update, so that a resumed run draws the same dropout as one that never stopped.
         torch.manual_seed(seed)
@@ -49,9 +48,7 @@ class Updater:
         self.weights.zero_grad_()
         losses = []
         for batch in batches:
-            sums = label_smoothed_loss(self.model(batch.source, batch.target_in), self.model.output_weight,
-                                       batch.target_out, smoothing=self.optimization.criterion.smoothing,
-                                       pad_id=self.model.pad_id)
+            sums = batch_loss(self.model, batch, self.optimization.criterion)
             (sums.loss * self.scale.value).backward()
             self.weights.collect_grad_()
             losses.append(torch.stack([sums.loss.detach(), sums.nll]))

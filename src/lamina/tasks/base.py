@@ -1,0 +1,80 @@
+"""What every task has in common: the contract that a training run relies on.
+
+A task is data, model and metric. To add one:
+
+1. Its name goes into `TASK_PRESETS` (config/presets.py) with the presets made for it, into `TASKS` (tasks/__init__.py) with
+   its class, and into `BUILDERS` (models/build.py) with what builds its model from a ModelConfig and vocabulary sizes.
+   Options that belong to it alone say `tasks=("its_name",)` on their field or part: with other tasks they are errors.
+2. Its class, one file in tasks/, opens a data folder and says which corpora, vocabularies and figures there are.
+3. Its corpora are `data.corpus.Corpus`: sizes to plan by, and `batch` to make a `data.batching.AnyBatch`. A batch knows what
+   goes into the model (`inputs`) and what should come out (`target`, padded where nothing counts).
+4. Its model is called as `model(*batch.inputs)` and returns the terms of its `head` (nn/heads.py) for each target; a loss
+   that is no cross entropy over those is a criterion of its own (config/train.py, train/loss.py).
+
+The rest, from the feed over the loss to resuming, is the same for all. Checkpoints record the task's name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import nn
+
+from lamina.config.batches import DataConfig
+from lamina.config.model import ModelConfig
+from lamina.config.train import ValidationConfig
+from lamina.data.corpus import Corpus
+from lamina.data.feed import Feed
+from lamina.errors import DataError
+from lamina.models.build import BUILDERS
+from lamina.text.subword import Subword
+from lamina.text.vocabulary import Vocabulary
+
+
+class Task(ABC):
+    """An opened data folder (or several that take turns), and what to make of it."""
+
+    name: ClassVar[str]
+
+    # One of each for every vocabulary, in the order in which the model's builder wants their sizes.
+    languages: tuple[str, ...]
+    vocabularies: tuple[Vocabulary, ...]
+    subwords: tuple[Subword, ...]
+
+    def __init__(self, data: DataConfig, model: ModelConfig) -> None:
+        self.data = data
+        self.model_config = model
+        self.folders = tuple(Path(name) for name in data.data.split(":") if name)
+        if not self.folders:
+            raise DataError("the data folder has an empty name; give the folder that `lamina preprocess` made.")
+
+    @property
+    @abstractmethod
+    def max_positions(self) -> tuple[int, ...]:
+        """The longest example that the model takes, for each of a corpus's `sizes`."""
+
+    def train_corpus(self, epoch: int) -> Corpus:
+        """Several folders are read in turn, one an epoch."""
+        return self.open_split(self.folders[(epoch - 1) % len(self.folders)], self.data.train_subset, is_training=True)
+
+    def corpus(self, split: str) -> Corpus:
+        return self.open_split(self.folders[0], split, is_training=False)
+
+    @abstractmethod
+    def open_split(self, folder: Path, split: str, *, is_training: bool) -> Corpus:
+        """In training, NAME1, NAME2, .. beside the split are added."""
+
+    @property
+    def valid_splits(self) -> tuple[str, ...]:
+        return tuple(name for name in self.data.valid_subset.split(",") if name)
+
+    def build_model(self) -> nn.Module:
+        """Freshly initialised; torch's global seed decides its weights."""
+        return BUILDERS[self.name](self.model_config, tuple(map(len, self.vocabularies)))
+
+    def figures(self, model: nn.Module, feed: Feed, config: ValidationConfig, note: Callable[[str], Any]) -> dict[str, float]:
+        """What validation reports besides loss and perplexity; `note` shows a line to the person who watches."""
+        return {}
