@@ -29,7 +29,7 @@ def read_model(fixture: str) -> EncoderDecoder:
     return model_from_fairseq(config["args"], read_tensors(fixture, "weights"), config["src_vocab"], config["tgt_vocab"])
 
 
-def compare_gradients(model: nn.Module, expected: dict[str, Tensor]) -> None:
+def compare_gradients(model: nn.Module, expected: dict[str, Tensor], share: float = 1e-5) -> None:
     """Relative to each tensor's largest gradient; key biases have none, so what is stored for them is noise."""
     ours = dict(model.named_parameters(remove_duplicate=False))
     for name, gradient in expected.items():
@@ -38,5 +38,5 @@ def compare_gradients(model: nn.Module, expected: dict[str, Tensor]) -> None:
         found = torch.cat([place.view(ours[place.name].grad) for place in places(name)])
         if name.endswith("in_proj_bias"):
             found, gradient = (torch.cat([part.chunk(3)[0], part.chunk(3)[2]]) for part in (found, gradient))
-        atol = 1e-5 * gradient.abs().max().item()
+        atol = share * gradient.abs().max().item()
         torch.testing.assert_close(found, gradient, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")

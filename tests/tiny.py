@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.cli import main
+from lamina.config.init import DefaultInit, Init
 from lamina.config.model import ClassifierConfig, DropoutConfig, EmbeddingConfig, ModelConfig, StackConfig
 from lamina.config.presets import roberta_base
 from lamina.models.build import build_masked_model, build_model
@@ -20,9 +21,10 @@ from lamina.text.vocabulary import EOS, PAD
 VOCABULARY_SIZE = 40
 
 
-def tiny_config(*, is_pre_norm: bool = False, num_layers: int = 2, dropout_p: float = 0.0, **embedding: Any) -> ModelConfig:
+def tiny_config(*, is_pre_norm: bool = False, num_layers: int = 2, dropout_p: float = 0.0, init: Init | None = None,
+                **embedding: Any) -> ModelConfig:
     stack = StackConfig(num_layers=num_layers, model_dim=16, ffn_dim=32, num_heads=2, is_pre_norm=is_pre_norm)
-    return ModelConfig(encoder=stack, decoder=stack, dropout=DropoutConfig(dropout_p=dropout_p),
+    return ModelConfig(encoder=stack, decoder=stack, dropout=DropoutConfig(dropout_p=dropout_p), init=init or DefaultInit(),
                        embedding=replace(EmbeddingConfig(share_all=True, max_source_positions=64, max_target_positions=64),
                                          **embedding))
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lamina.config.decode import SearchConfig
+from lamina.config.init import Admin, AdminClosedForm, DeepNet, ReZeroInit, ReZeroPostNorm
 from lamina.decode.beam import Search
 from tiny import pad, tiny_model, tiny_pair
 
@@ -15,6 +16,11 @@ CONFIGURATIONS = {
     "unscaled": {"is_scaled": False},
     "untied": {"share_all": False},
     "decoder tied": {"share_all": False, "share_decoder": True},
+    "admin": {"init": Admin()},
+    "closed form": {"init": AdminClosedForm()},
+    "rezero": {"init": ReZeroInit()},
+    "rezero pre": {"init": ReZeroPostNorm(), "is_pre_norm": True},
+    "deepnet": {"init": DeepNet()},
 }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lamina.config.fields import check, flag, part
+from lamina.config.fields import check, flag, part, variant
+from lamina.config.init import INIT_HELP, INIT_TYPES, DeepNet, Init, check_order
 
 # Named as this field's users name them; nn/feed_forward.py gives each its function, and a test compares the two lists.
 ACTIVATIONS = ("relu", "gelu", "gelu_fast", "gelu_accurate", "tanh", "linear", "silu")
@@ -101,6 +102,7 @@ class ModelConfig:
     dropout: DropoutConfig = part(DropoutConfig)
     activation: str = flag("relu", "activation of the feed-forward blocks", name="activation-fn", choices=ACTIVATIONS)
     classifier: ClassifierConfig = part(ClassifierConfig)
+    init: Init = variant("init-type", INIT_HELP, INIT_TYPES, default="default")
 
     def __post_init__(self) -> None:
         check(not self.embedding.share_all or self.encoder.model_dim == self.decoder.model_dim,
@@ -108,3 +110,16 @@ class ModelConfig:
                       f"--decoder-embed-dim is {self.decoder.model_dim}. Make them equal, or leave out the sharing.")
         check(not self.embedding.share_all or self.decoder.embed_path in (None, self.encoder.embed_path),
               "--share-all-embeddings has one matrix: give --encoder-embed-path alone, without --decoder-embed-path.")
+        check_order(self.init, is_pre_norm=self.encoder.is_pre_norm or self.decoder.is_pre_norm)
+        check(not isinstance(self.init, DeepNet) or len(self.init.layers) in (0, 2),
+              "--deepnet-layers needs two numbers, the encoder's layers and the decoder's, such as 18,18.")
+
+    @property
+    def trained_depths(self) -> tuple[int, int]:
+        """Layers of encoder and decoder when training began, which is what DeepNet's constants belong to."""
+        own = (self.encoder.num_layers, self.decoder.num_layers)
+        return tuple(self.init.layers) or own if isinstance(self.init, DeepNet) else own  # type: ignore[return-value]
+
+    def with_trained_depths(self) -> ModelConfig:
+        """For whoever takes layers from a trained model: the same, with what depends on depth written down."""
+        return replace(self, init=DeepNet(layers=self.trained_depths)) if isinstance(self.init, DeepNet) else self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -88,7 +88,7 @@ class Feed:
             cells += int((np.maximum.reduceat(sizes[order], starts) * list(map(len, plan))).sum())
         return 1.0 - tokens / cells
 
-    def batches(self, epoch: int = 1, start: int = 0) -> Iterator[AnyBatch]:
+    def batches(self, epoch: int = 1, start: int = 0) -> Generator[AnyBatch]:
         """The epoch's batches from number `start` on, on the device."""
         yield from self._prepared(self.plan(epoch)[start:], epoch)
 

@@ -29,7 +29,6 @@ _ONLY_WITH: dict[str, tuple[Any, ...]] = {
     "transparent_attention": (False, None),
     "encoder_layers_to_keep": (None, ""),
     "decoder_layers_to_keep": (None, ""),
-    "init_type": ("default", None),
     "no_decoder_final_norm": (False, None),
     "use_alibi": (False, None),
 }
@@ -104,7 +103,8 @@ class Place(NamedTuple):
 
 
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
-_PROJECTION = re.compile(r"(self_attn|encoder_attn)\.(?:([qkv])_proj\.|in_proj_)(weight|bias)")
+# Three spellings: q_proj.weight, the DeepNet fork's q_proj_weight, and the fused in_proj_weight.
+_PROJECTION = re.compile(r"(self_attn|encoder_attn)\.(?:([qkv])_proj[._]|in_proj_)(weight|bias)")
 _IN_LAYER = {
     "self_attn.out_proj": "attention.out_proj",
     "encoder_attn.out_proj": "cross_attention.out_proj",
@@ -113,6 +113,14 @@ _IN_LAYER = {
     "final_layer_norm": "ffn_residual.norm",
     "fc1": "ffn.fc1",
     "fc2": "ffn.fc2",
+}
+# The residuals of the Admin fork. ReZero's one scale of a layer is stored under the first residual that uses it.
+_OF_LAYER = {
+    "attention_ratio_change": "attn_residual.add.omega",
+    "self_ratio_change": "attn_residual.add.omega",
+    "encoder_ratio_change": "cross_residual.add.omega",
+    "fc_ratio_change": "ffn_residual.add.omega",
+    "rezero_weight": "attn_residual.add.scale",
 }
 _OUTSIDE = {
     "encoder.embed_tokens.weight": "source_embedding.table.weight",
@@ -158,6 +166,8 @@ def places(name: str) -> list[Place]:
     projection = _PROJECTION.fullmatch(inner)
     if projection:
         return [place._replace(name=prefix + place.name) for place in _projection_places(*projection.groups())]
+    if inner in _OF_LAYER:
+        return [Place(prefix + _OF_LAYER[inner])]
     stem, _, kind = inner.rpartition(".")
     return [Place(f"{prefix}{_IN_LAYER[stem]}.{kind}")] if stem in _IN_LAYER else []
 

@@ -8,9 +8,12 @@ from typing import Any
 
 from torch import nn
 
+from lamina.config.init import AdminClosedForm, DeepNet, Init, OmegaInit, ReZeroInit, ReZeroPostNorm
 from lamina.config.model import ModelConfig, StackConfig
 from lamina.errors import ConfigError
+from lamina.init.admin import fill_closed_form_
 from lamina.init.bert import initialise_bert_
+from lamina.init.deepnet import DeepNetConstants, initialise_deepnet_
 from lamina.init.default import initialise_
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.models.masked import MaskedModel
@@ -20,7 +23,7 @@ from lamina.nn.encoder_heads import MaskedHead, SentenceHead
 from lamina.nn.feed_forward import FeedForward
 from lamina.nn.heads import LinearHead
 from lamina.nn.positions import LearnedPositions, SinusoidalPositions
-from lamina.nn.residual import Add, PostNorm, PreNorm
+from lamina.nn.residual import Add, DeepNorm, OmegaAdd, PostNorm, PreNorm, ReZero
 from lamina.nn.stack import DecoderLayer, EncoderLayer, LayerStack
 
 PAD_ID = 1  # of every vocabulary; text/vocabulary.py says the same, and a test holds the two together
@@ -29,18 +32,22 @@ PAD_ID = 1  # of every vocabulary; text/vocabulary.py says the same, and a test 
 def build_model(config: ModelConfig, source_vocab_size: int, target_vocab_size: int) -> EncoderDecoder:
     """A freshly initialised model; torch's global seed decides its weights."""
     source_table, target_table, output_table = _tables(config, source_vocab_size, target_vocab_size)
-    embedding = config.embedding
+    embedding, (num_encoder, num_decoder) = config.embedding, config.trained_depths
+    encoder_constants = DeepNetConstants.of_encoder(num_encoder, num_decoder)
+    decoder_constants = DeepNetConstants.of_decoder(num_decoder)
     model = EncoderDecoder(
         source_embedding=_input_embedding(config, config.encoder, source_table, embedding.max_source_positions),
-        encoder=_encoder(config),
+        encoder=_encoder(config, encoder_constants.alpha),
         target_embedding=_input_embedding(config, config.decoder, target_table, embedding.max_target_positions),
-        decoder=_decoder(config),
+        decoder=_decoder(config, decoder_constants.alpha),
         head=LinearHead(output_table),
         pad_id=PAD_ID,
         max_source_positions=embedding.max_source_positions,
         max_target_positions=embedding.max_target_positions,
     )
     initialise_(model)
+    _initialise_branches_(config.init, model.encoder, encoder_constants.beta)
+    _initialise_branches_(config.init, model.decoder, decoder_constants.beta)
     return model
 
 
@@ -49,15 +56,17 @@ def build_masked_model(config: ModelConfig, vocab_size: int) -> MaskedModel:
     table, classifier = TokenTable(vocab_size, config.encoder.model_dim, PAD_ID), config.classifier
     heads = {classifier.name: SentenceHead(config.encoder.model_dim, classifier.num_classes, classifier.activation,
                                            classifier.dropout_p)} if classifier.num_classes else {}
+    constants = DeepNetConstants.of_single_stack(config.trained_depths[0])
     model = MaskedModel(
         embedding=_input_embedding(config, config.encoder, table, config.embedding.max_positions),
-        encoder=_encoder(config),
+        encoder=_encoder(config, constants.alpha),
         head=MaskedHead(table, config.activation),
         classifiers=heads,
         pad_id=PAD_ID,
         max_positions=config.embedding.max_positions,
     )
     initialise_bert_(model)
+    _initialise_branches_(config.init, model.encoder, constants.beta)
     return model
 
 
@@ -65,6 +74,15 @@ def build_masked_model(config: ModelConfig, vocab_size: int) -> MaskedModel:
 BUILDERS: dict[str, Callable[[ModelConfig, tuple[int, ...]], Any]] = {
     "translation": lambda config, sizes: build_model(config, *sizes),
 }
+
+
+def _initialise_branches_(init: Init, stack: LayerStack, beta: float) -> None:
+    """What --init-type changes once the rest has its first weights; a profile comes later, with the data."""
+    match init:
+        case DeepNet():
+            initialise_deepnet_(stack, beta)
+        case AdminClosedForm():
+            fill_closed_form_(stack)
 
 
 def _tables(config: ModelConfig, source_size: int, target_size: int) -> tuple[TokenTable, TokenTable, TokenTable]:
@@ -91,9 +109,26 @@ def _input_embedding(config: ModelConfig, stack: StackConfig, table: TokenTable,
     )
 
 
-def _residual(config: ModelConfig, stack: StackConfig) -> nn.Module:
+def _residuals(config: ModelConfig, stack: StackConfig, number: int, alpha: float) -> list[nn.Module]:
+    """Those of one layer, one a sub-layer; alpha is DeepNet's."""
     order = PreNorm if stack.is_pre_norm else PostNorm
-    return order(nn.LayerNorm(stack.model_dim), Add(), config.dropout.dropout_p)
+    return [order(_norm(config, stack), add, config.dropout.dropout_p)
+            for add in _adds(config.init, number, stack.model_dim, alpha)]
+
+
+def _adds(init: Init, number: int, dim: int, alpha: float) -> list[nn.Module]:
+    match init:
+        case OmegaInit():
+            return [OmegaAdd(dim) for _ in range(number)]
+        case ReZeroInit() | ReZeroPostNorm():
+            return [ReZero()] * number  # one object, so that the layer has one scale
+        case DeepNet():
+            return [DeepNorm(alpha) for _ in range(number)]
+    return [Add() for _ in range(number)]
+
+
+def _norm(config: ModelConfig, stack: StackConfig) -> nn.Module:
+    return nn.Identity() if isinstance(config.init, ReZeroInit) else nn.LayerNorm(stack.model_dim)
 
 
 def _final_norm(stack: StackConfig) -> nn.Module | None:
@@ -109,18 +144,19 @@ def _feed_forward(config: ModelConfig, stack: StackConfig) -> FeedForward:
     return FeedForward(stack.model_dim, stack.ffn_dim, config.activation, config.dropout.activation_p)
 
 
-def _encoder(config: ModelConfig) -> LayerStack:
-    stack = config.encoder
-    layers = [EncoderLayer(_self_attention(config, stack), _residual(config, stack), _feed_forward(config, stack),
-                           _residual(config, stack)) for _ in range(stack.num_layers)]
+def _encoder(config: ModelConfig, alpha: float) -> LayerStack:
+    stack, layers = config.encoder, []
+    for _ in range(stack.num_layers):
+        attn_residual, ffn_residual = _residuals(config, stack, 2, alpha)
+        layers.append(EncoderLayer(_self_attention(config, stack), attn_residual, _feed_forward(config, stack), ffn_residual))
     return LayerStack(layers, _final_norm(stack))
 
 
-def _decoder(config: ModelConfig) -> LayerStack:
-    stack = config.decoder
-    layers = [DecoderLayer(_self_attention(config, stack), _residual(config, stack),
-                           CrossAttention(stack.model_dim, config.encoder.model_dim, stack.num_heads,
-                                          config.dropout.attention_p),
-                           _residual(config, stack), _feed_forward(config, stack), _residual(config, stack))
-              for _ in range(stack.num_layers)]
+def _decoder(config: ModelConfig, alpha: float) -> LayerStack:
+    stack, layers = config.decoder, []
+    for _ in range(stack.num_layers):
+        attn_residual, cross_residual, ffn_residual = _residuals(config, stack, 3, alpha)
+        cross_attention = CrossAttention(stack.model_dim, config.encoder.model_dim, stack.num_heads, config.dropout.attention_p)
+        layers.append(DecoderLayer(_self_attention(config, stack), attn_residual, cross_attention, cross_residual,
+                                   _feed_forward(config, stack), ffn_residual))
     return LayerStack(layers, _final_norm(stack))

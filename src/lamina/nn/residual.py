@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,6 +14,39 @@ class Add(nn.Module):
 
     def forward(self, x: Tensor, branch_output: Tensor) -> Tensor:
         return x + branch_output
+
+
+class OmegaAdd(nn.Module):
+    """omega * x + f(x), omega per channel (Admin, Liu et al. 2020, §4.3); omega = 1 is plain Add."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.omega = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor, branch_output: Tensor) -> Tensor:
+        return torch.addcmul(branch_output, self.omega, x)
+
+
+class ReZero(nn.Module):
+    """x + scale * f(x), scale 0 at first (Bachlechner et al. 2020, §3). The sub-layers of a layer share one object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor, branch_output: Tensor) -> Tensor:
+        return torch.addcmul(x, self.scale, branch_output)
+
+
+class DeepNorm(nn.Module):
+    """alpha * x + f(x), alpha a constant (Wang et al. 2022, §3.1)."""
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
+        self.alpha = alpha
+
+    def forward(self, x: Tensor, branch_output: Tensor) -> Tensor:
+        return torch.add(branch_output, x, alpha=self.alpha)
 
 
 class PostNorm(nn.Module):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,16 @@ import torch
 from lamina.checkpoint.format import Checkpoint, load_checkpoint
 from lamina.config.batches import BatchConfig
 from lamina.config.fields import flatten
+from lamina.config.init import AdaptiveProfiling, ProfiledInit
 from lamina.config.train import TrainConfig
+from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus
 from lamina.data.feed import Feed
 from lamina.errors import DataError
 from lamina.tasks import TASKS
 from lamina.text.subword import subword_to_dict
 from lamina.train.keeper import Keeper
+from lamina.train.profile import fill_omegas_
 from lamina.train.progress import Progress
 from lamina.train.report import Reporter
 from lamina.train.restore import DEFAULT_RESTORE_FILE, find_restore_file, optimizer_state, restore_training, restore_weights_
@@ -45,13 +50,13 @@ class Run:
         self.model = self.task.build_model().to(self.device)
         self.keeper = Keeper(config.saving)
         self.progress = Progress()
+        self._feeds: dict[int, Feed] = {}
         checkpoint = self._starting_point()
         self.updater = Updater(self.model, optimization, config.precision, self.dtype)
         if checkpoint is not None:
             self.progress = restore_training(checkpoint, self.updater, config, self.reporter.note)
         self.watch = Watch(self.progress, config.precision, self.updater.weights.names, self.device, self.dtype,
                            self.reporter)
-        self._feeds: dict[int, Feed] = {}
         self._valid_feeds = {} if config.validation.is_off else {
             split: self._valid_feed(split) for split in self.task.valid_splits}
         self._last_check: tuple[int, bool] | None = None
@@ -93,6 +98,8 @@ class Run:
     def why_stop(self) -> str:
         """The reason to stop before the next update, or nothing."""
         optimization, progress = self.config.optimization, self.progress
+        if isinstance(self.config.model.init, AdaptiveProfiling):
+            return "the profile is written (--init-type adaptive-profiling)"
         if optimization.max_epoch and progress.epoch > optimization.max_epoch:
             return f"{optimization.max_epoch} epochs are done (--max-epoch)"
         if optimization.max_update and progress.updates >= optimization.max_update:
@@ -196,6 +203,10 @@ class Run:
         """Load the weights to begin with, if there are any; the checkpoint, where the run is to go on from it."""
         saving = self.config.saving
         path = find_restore_file(saving)
+        if isinstance(self.config.model.init, AdaptiveProfiling):
+            # A profile is of the weights that training begins with, whatever has been trained already.
+            self._fill_omegas_()
+            return None
         if path is not None:
             checkpoint = load_checkpoint(path, self.device)
             restore_weights_(self.model, checkpoint, self.task, path)
@@ -206,7 +217,20 @@ class Run:
             path = Path(saving.finetune_from_model)
             restore_weights_(self.model, load_checkpoint(path, self.device), self.task, path)
             self.reporter.note(f"weights taken from {path}")
+        else:
+            self._fill_omegas_()
         return None
+
+    def _fill_omegas_(self) -> None:
+        """Admin's, where the weights are new: those of a checkpoint come with theirs."""
+        if isinstance(self.config.model.init, ProfiledInit):
+            fill_omegas_(self.model, self.config.model.init, self._first_batches, self.keeper.folder, self.config.seed,
+                         self.reporter.note)
+
+    def _first_batches(self, number: int) -> list[AnyBatch]:
+        """Those of the first updates, which read them again."""
+        with closing(self.train_feed(1).batches(1)) as batches:
+            return list(islice(batches, number))
 
     def checkpoint(self, metrics: dict[str, float]) -> Checkpoint:
         training: dict[str, Any] = {"progress": self.progress.state(), "scale": self.updater.scale.state()}

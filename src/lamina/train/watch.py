@@ -87,5 +87,4 @@ class Watch:
         advice = "use --bf16, which needs no loss scale" if is_float16 else "lower --lr"
         raise DivergenceError(f"training diverged at update {item.update}: the gradient of {culprit} overflowed and {what}. "
                               f"The weights before it are kept, in the last checkpoint. Try: {advice}, lengthen "
-                              "--warmup-updates, set --clip-norm 1, or normalise first (--encoder-normalize-before "
-                              "--decoder-normalize-before), which deep models need.")
+                              "--warmup-updates or set --clip-norm 1; a deep Post-LN model needs --init-type admin.")

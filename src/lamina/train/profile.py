@@ -1,0 +1,98 @@
+"""Admin's omegas before update 1: from a profile, or measured on the first batches (Liu et al. 2020, §4.3)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from lamina.config.init import Adaptive, AdaptiveProfiling, ProfiledInit
+from lamina.data.batching import AnyBatch
+from lamina.errors import ConfigError, DataError
+from lamina.init.admin import Profile, profile_from_text, profile_omegas_, profile_to_text, set_omegas_
+
+PROFILE_NAME = "profile.ratio.init"  # as the references call it
+Note = Callable[[str], None]
+
+
+def fill_omegas_(model: nn.Module, init: ProfiledInit, first_batches: Callable[[int], Sequence[AnyBatch]], save_dir: Path,
+                 seed: int, note: Note) -> None:
+    """Before anything else touches the weights: they are still float32, whatever training computes in."""
+    match init:
+        case Adaptive():
+            path = _find_profile(init, save_dir, note)
+            if path is not None:
+                profile = read_profile(path, model)
+                set_omegas_(model, profile)
+                note(f"Admin: omegas taken from {path}: {_describe(profile)}")
+                return
+            note(f"Admin: there is no {PROFILE_NAME} in {save_dir} or the current folder: profiling now, as --init-type admin "
+                 "does")
+        case AdaptiveProfiling():
+            profile = _measure_(model, first_batches(init.profile_batches), seed, note, counts_pads=True)
+            write_profile(save_dir / PROFILE_NAME, profile)
+            note(f"Admin: wrote {save_dir / PROFILE_NAME}; the same line with --init-type adaptive trains with it")
+            return
+    _measure_(model, first_batches(init.profile_batches), seed, note, counts_pads=False)
+
+
+def _measure_(model: nn.Module, batches: Sequence[AnyBatch], seed: int, note: Note, *, counts_pads: bool) -> Profile:
+    was_training = model.training
+    # Dropout as in training, but drawn aside: training draws what it would have drawn.
+    device = next(model.parameters()).device
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        model.train()
+        forwards = [lambda batch=batch: model(*batch.inputs) for batch in batches]  # type: ignore[misc]
+        profile = profile_omegas_(model, forwards, counts_pads=counts_pads)
+    model.train(was_training)
+    num_tokens = sum(batch.num_target_tokens for batch in batches)
+    note(f"Admin: profiled {len(batches)} {'batch' if len(batches) == 1 else 'batches'} of {num_tokens} target tokens in "
+         f"float32, padding {'counted' if counts_pads else 'left out'}")
+    note(f"Admin: {_describe(profile)}")
+    return profile
+
+
+def _describe(profile: Profile) -> str:
+    return ", ".join(f"omega {min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} {name} sub-layers"
+                     for name, ratios in profile.items())
+
+
+def _find_profile(init: Adaptive, save_dir: Path, note: Note) -> Path | None:
+    if init.profile is not None:
+        path = Path(init.profile)
+        if not path.is_file():
+            raise ConfigError(f"--admin-profile: there is no file {path}. Write one with --init-type adaptive-profiling, or "
+                              "take --init-type admin, which needs none.")
+        return path
+    if (save_dir / PROFILE_NAME).is_file():
+        return save_dir / PROFILE_NAME
+    here = Path(PROFILE_NAME)
+    if not here.is_file():
+        return None
+    note(f"Admin: no {PROFILE_NAME} in {save_dir}: taking the one in the current folder")
+    return here
+
+
+def read_profile(path: Path, model: nn.Module) -> Profile:
+    try:
+        return profile_from_text(path.read_text(encoding="utf-8"), model, str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as a profile: {error}.") from None
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    """Beside its name first, so that a run that dies leaves no half of it."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(profile_to_text(profile), encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        raise DataError(f"{path} could not be written: {error.strerror}. Choose another --save-dir.") from None
+    finally:
+        part.unlink(missing_ok=True)
