@@ -13,6 +13,7 @@ from lamina.cli import main
 from lamina.config.init import DefaultInit, Init
 from lamina.config.model import ClassifierConfig, DropoutConfig, EmbeddingConfig, ModelConfig, StackConfig
 from lamina.config.presets import roberta_base
+from lamina.data.batching import Batch
 from lamina.models.build import build_masked_model, build_model
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.models.masked import MaskedModel
@@ -61,6 +62,13 @@ def tiny_pair(seed: int = 0, batch: int = 3, source_length: int = 7, target_leng
     source[:, -1] = EOS
     target[:, 0] = EOS
     return source, target
+
+
+def batch_of(rows: slice, seed: int = 0) -> Batch:
+    """Some of eight pairs, as training reads them."""
+    source, target = (side[rows] for side in tiny_pair(seed, batch=8))
+    target_out = torch.cat([target[:, 1:], torch.full_like(target[:, :1], EOS)], dim=1)
+    return Batch(source, target, target_out, source.numel(), target.numel(), tuple(range(len(target))))
 
 
 def pad(tensor: Tensor, left: int = 0, right: int = 0) -> Tensor:

@@ -12,10 +12,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from lamina.checkpoint.format import Checkpoint, load_checkpoint
+from lamina.checkpoint.loading import load_for_use
 from lamina.config.decode import SearchConfig
-from lamina.config.fields import build, suggestion, unique_leaves
-from lamina.config.model import ModelConfig
+from lamina.config.fields import build
 from lamina.data.batching import pad_rows
 from lamina.decode.alignment import alignment_of
 from lamina.decode.beam import Search
@@ -64,12 +63,15 @@ class Score:
 
 
 def load(path: str | Path | Sequence[str | Path], device: torch.device | str | None = None,
-         dtype: torch.dtype | str | None = None, *, overrides: Mapping[str, Any] | None = None,
-         notice: Callable[[str], object] | None = None) -> Translator:
+         dtype: torch.dtype | str | None = None, *, encoder_layers_to_keep: str | int | Sequence[int] | None = None,
+         decoder_layers_to_keep: str | int | Sequence[int] | None = None, overrides: Mapping[str, Any] | None = None,
+         notice: Callable[[str], object] | None = None, say: Callable[[str], object] | None = None) -> Translator:
     """The model of a checkpoint, or an ensemble of several: a list, or `a.pt:b.pt`.
 
     It runs on a GPU if there is one, unless `device` says otherwise, and in float32 unless `dtype` ("fp16", "bf16") does.
-    `overrides` replaces settings of the stored models, by flag; `notice` hears of those that models do not have.
+    `encoder_layers_to_keep` and `decoder_layers_to_keep` prune every model: a list of layers, a number of them, or text as for
+    the flags. `overrides` replaces settings of the stored models, by flag, and may hold these two; `notice` hears of those that
+    models do not have and of doubtful pruning, and `say` the line about pruning that scripts read.
     """
     paths = [Path(name) for name in (path.split(":") if isinstance(path, str) else [path] if isinstance(path, Path) else path)]
     if not paths:
@@ -77,10 +79,11 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
     if isinstance(dtype, str) and dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}.")
     models = []
+    overrides = {"encoder-layers-to-keep": encoder_layers_to_keep, "decoder-layers-to-keep": decoder_layers_to_keep,
+                 **(overrides or {})}
     for number, place in enumerate(paths):
         # One at a time: what a checkpoint holds for training may be three times the model.
-        checkpoint = load_checkpoint(place)
-        _override_(checkpoint, overrides or {}, notice or _warn)
+        checkpoint = load_for_use(place, overrides, notice=notice or _warn, say=say or _silent)
         if number == 0:
             task, vocabularies, subwords = checkpoint.task, checkpoint.vocabularies(), checkpoint.subword_models()
             languages = checkpoint.languages
@@ -95,17 +98,6 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
         raise CheckpointError(f"{paths[0]} was trained for {task}; what can be loaded here is trained for {', '.join(APIS)}.")
     return APIS[task](models, vocabularies, subwords, languages=languages, device=device,
                       dtype=DTYPES[dtype] if isinstance(dtype, str) else dtype)
-
-
-def _override_(checkpoint: Checkpoint, overrides: Mapping[str, Any], notice: Callable[[str], object]) -> None:
-    known = {leaf.name for leaf in unique_leaves(ModelConfig)}
-    for name, value in overrides.items():
-        if name in known:
-            checkpoint.config[name] = value
-        elif hint := suggestion(name, known):
-            raise ConfigError(f"the override {name!r} is no setting of a model.{hint}")
-        else:
-            notice(f"the override {name}={value!r} has no effect: models have no such setting")
 
 
 class Translator:
@@ -282,6 +274,10 @@ def _fitted(ids: np.ndarray, limit: int, number: int, too_long: TooLong, warn: C
     what = "skipped" if too_long == "skip" else f"cut to {limit}"
     warn(f"line {number + 1} has {len(ids)} tokens, more than the {limit} positions of the model; it was {what}.")
     return None if too_long == "skip" else np.append(ids[: limit - 1], EOS)
+
+
+def _silent(message: str) -> None:
+    """A script that prunes knows that it does."""
 
 
 def _warn(message: str) -> None:

@@ -8,7 +8,6 @@ import torch
 
 from lamina.config.optim import Sgd
 from lamina.config.train import OptimizationConfig, PrecisionConfig
-from lamina.data.batching import Batch
 from lamina.errors import DivergenceError
 from lamina.models.build import build_model
 from lamina.train.progress import Progress
@@ -16,16 +15,9 @@ from lamina.train.scale import LossScale
 from lamina.train.update import Updater, UpdateResult
 from lamina.train.watch import MAX_SKIPPED_IN_A_ROW, Watch
 from lamina.train.weights import ALIGNMENT, FlatWeights
-from tiny import VOCABULARY_SIZE, tiny_config, tiny_model, tiny_pair
+from tiny import VOCABULARY_SIZE, batch_of, tiny_config, tiny_model
 
 SGD = OptimizationConfig(optimizer=Sgd(), lr=(0.1,), clip_norm=0.0)
-
-
-def batch_of(rows, seed=0):
-    source, target = tiny_pair(seed, batch=8)
-    source, target = source[rows], target[rows]
-    target_out = torch.cat([target[:, 1:], torch.full_like(target[:, :1], 2)], dim=1)
-    return Batch(source, target, target_out, source.numel(), target.numel(), tuple(range(len(target))))
 
 
 def new_updater(optimization=SGD, dtype=torch.float32, precision=None, **changes):

@@ -14,7 +14,7 @@ from torch.utils.serialization import config as torch_files
 
 from lamina.checkpoint.format import Checkpoint, load_checkpoint
 from lamina.config.fields import flatten
-from lamina.config.model import DropoutConfig
+from lamina.config.model import DropoutConfig, ModelConfig
 from lamina.errors import CheckpointError
 
 MAX_NAMES_SHOWN = 20
@@ -149,6 +149,11 @@ def _check_same_text(one: Checkpoint, one_path: Path, other: Checkpoint, other_p
 
 
 def _model_differences(one: Checkpoint, other: Checkpoint) -> list[tuple[str, object, object]]:
-    """Model options by name, with both values; dropout may change within a run."""
-    here, there = (flatten(replace(checkpoint.model_config(), dropout=DropoutConfig())) for checkpoint in (one, other))
+    """Model options by name, with both values; dropout and LayerDrop may change within a run."""
+    here, there = (flatten(_without_dropout(checkpoint.model_config())) for checkpoint in (one, other))
     return [(name, here.get(name), there.get(name)) for name in here | there if here.get(name) != there.get(name)]
+
+
+def _without_dropout(config: ModelConfig) -> ModelConfig:
+    return replace(config, dropout=DropoutConfig(), layer_drop_schedule="constant",
+                   encoder=replace(config.encoder, layer_drop_p=0.0), decoder=replace(config.decoder, layer_drop_p=0.0))

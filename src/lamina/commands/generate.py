@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -32,7 +32,8 @@ DEFAULT_MAX_TOKENS = 12000
 
 
 def run(config: GenerateConfig) -> None:
-    translator = load_translator(config.files)
+    # On standard output, unlike other notices: that is where fairseq says it, between results that all carry a mark.
+    translator = load_translator(config.files, say=lambda text: print(f"| {text}"))
     corpus = _open_split(config, translator)
     numbers, examples = _fitting(config, translator, corpus)
     describer = Describer(translator.vocabularies, translator.subwords, config.output)
@@ -57,13 +58,20 @@ def run(config: GenerateConfig) -> None:
                 output.write(line + "\n")
 
 
-def load_translator(files: ModelFiles) -> Translator:
+def load_translator(files: ModelFiles, say: Callable[[str], object] = console.notice) -> Translator:
+    """The models that the flags name. `say` prints what scripts look for when layers are left out."""
     device = "cuda" if torch.cuda.is_available() and not files.cpu else "cpu"
     dtype = "bf16" if files.bf16 else "fp16" if files.fp16 else "fp32"
     if files.fp16 and device == "cpu":
         console.notice("--fp16 has no effect without a GPU: computing in float32")
         dtype = "fp32"
-    return load(files.paths, device=device, dtype=dtype, overrides=files.override_values(), notice=console.notice)
+    said: list[str] = []
+    translator = load(files.paths, device=device, dtype=dtype, overrides=files.override_values(), notice=console.notice,
+                      say=said.append)
+    if said:
+        say(said[0])
+        say(f"num. model params: {sum(parameter.numel() for parameter in translator.models[0].parameters())}")
+    return translator
 
 
 def _open_split(config: GenerateConfig, translator: Translator) -> ParallelCorpus:

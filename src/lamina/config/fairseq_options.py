@@ -150,8 +150,6 @@ RETIRED: tuple[Retired, ...] = (
     *_retire("train", "both were experiments that no published recipe uses", flags="no-cross-attention cross-self-attention",
              is_refused=True),
     *_retire("train", _NOT_YET.format("encoder-layer fusion"), flags="layer-wise-attention", is_refused=True),
-    *_retire("train", _NOT_YET.format("LayerDrop"),
-             values="encoder-layerdrop decoder-layerdrop encoder-layers-to-keep decoder-layers-to-keep", is_refused=True),
     *_retire("train", _NOT_YET.format("adaptive softmax"),
              flags="adaptive-input tie-adaptive-weights tie-adaptive-proj",
              values="adaptive-softmax-cutoff adaptive-softmax-dropout adaptive-softmax-factor adaptive-input-factor "

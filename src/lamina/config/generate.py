@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lamina.config.decode import SearchConfig
-from lamina.config.fields import REQUIRED, check, flag, part
+from lamina.config.fields import REQUIRED, check, flag, flatten, part
+from lamina.config.keep import KeepConfig
 from lamina.errors import ConfigError
 
 
@@ -18,6 +19,7 @@ class ModelFiles:
     path: str = flag(REQUIRED, "checkpoint; several, separated by colons, translate together as an ensemble")
     overrides: str = flag("{}", "settings of the stored model to replace, as in \"{'dropout': 0.1}\"", name="model-overrides",
                           metavar="DICT")
+    keep: KeepConfig = part(KeepConfig)
     fp16: bool = flag(False, "compute in float16; needs a GPU", aliases=("memory-efficient-fp16",))
     bf16: bool = flag(False, "compute in bfloat16")
     cpu: bool = flag(False, "stay on the processor even where there is a GPU")
@@ -33,7 +35,10 @@ class ModelFiles:
         return [path for path in self.path.split(":") if path]
 
     def override_values(self) -> dict[str, Any]:
-        """A literal, never evaluated as code; keys in fairseq's spelling or ours."""
+        """What to change in the stored model, the layers to keep included, by flag.
+
+        A literal, never evaluated as code; keys in fairseq's spelling or ours.
+        """
         try:
             values = ast.literal_eval(self.overrides)
         except (ValueError, SyntaxError):
@@ -41,7 +46,11 @@ class ModelFiles:
         if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
             raise ConfigError(f"--model-overrides is {self.overrides!r}; it must be a dictionary such as "
                               "\"{'dropout': 0.1}\".")
-        return {key.replace("_", "-"): value for key, value in values.items()}
+        overrides = {key.replace("_", "-"): value for key, value in values.items()}
+        for name, layers in flatten(self.keep).items():
+            check(layers is None or name not in overrides,
+                  f"--{name} is given twice, the second time in --model-overrides. Leave one of them out.")
+        return overrides | {name: layers for name, layers in flatten(self.keep).items() if layers is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,11 +25,17 @@ class StackConfig:
                              paper="Xiong et al. 2020")
     has_learned_positions: bool = flag(False, "learn position embeddings instead of sinusoids", name="learned-pos",
                                        needs="token-positional-embeddings")
+    layer_drop_p: float = flag(0.0, "LayerDrop: leave each layer out of an update with this probability, so that the model can "
+                                    "be pruned afterwards; 0.2 is the usual choice, 0.5 to prune half or more, 0.1 to 0.2 for "
+                                    "quality alone; lower --dropout by about 0.1 with it", name="layerdrop",
+                               paper="Fan et al. 2020 §3.1")
     embed_path: str | None = flag(None, "text file of pretrained embeddings: a `COUNT DIM` line, then `word v1 v2 ...`")
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "model_dim", "ffn_dim", "num_heads"):
             check(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1.")
+        check(0.0 <= self.layer_drop_p < 1.0,
+              f"--encoder-layerdrop or --decoder-layerdrop is {self.layer_drop_p}; it must lie in [0, 1).")
         check(self.model_dim % self.num_heads == 0,
               f"a width of {self.model_dim} cannot be split over {self.num_heads} attention heads; choose "
                       "--encoder-attention-heads and --decoder-attention-heads that divide the embed-dim.")
@@ -100,6 +106,10 @@ class ModelConfig:
     decoder: StackConfig = part(StackConfig, "decoder-")
     embedding: EmbeddingConfig = part(EmbeddingConfig)
     dropout: DropoutConfig = part(DropoutConfig)
+    layer_drop_schedule: str = flag("constant", "how LayerDrop's rate p is shared out: every layer has p (constant), or layer "
+                                    "i of N, counted from 1, has p * i/N, so that the top one has p and the mean is "
+                                    "p * (N+1)/2N (linear)", name="layerdrop-schedule", choices=("constant", "linear"),
+                                    paper="Huang et al. 2016 §3")
     activation: str = flag("relu", "activation of the feed-forward blocks", name="activation-fn", choices=ACTIVATIONS)
     classifier: ClassifierConfig = part(ClassifierConfig)
     init: Init = variant("init-type", INIT_HELP, INIT_TYPES, default="default")
@@ -108,6 +118,9 @@ class ModelConfig:
         check(not self.embedding.share_all or self.encoder.model_dim == self.decoder.model_dim,
               f"--share-all-embeddings needs one width, but --encoder-embed-dim is {self.encoder.model_dim} and "
                       f"--decoder-embed-dim is {self.decoder.model_dim}. Make them equal, or leave out the sharing.")
+        check(self.layer_drop_schedule == "constant" or self.encoder.layer_drop_p > 0 or self.decoder.layer_drop_p > 0,
+              "--layerdrop-schedule has no effect without --encoder-layerdrop or --decoder-layerdrop. Add one, or leave it "
+              "out.")
         check(not self.embedding.share_all or self.decoder.embed_path in (None, self.encoder.embed_path),
               "--share-all-embeddings has one matrix: give --encoder-embed-path alone, without --decoder-embed-path.")
         check_order(self.init, is_pre_norm=self.encoder.is_pre_norm or self.decoder.is_pre_norm)

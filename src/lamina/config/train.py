@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lamina.config.batches import BatchConfig, DataConfig
 from lamina.config.fields import check, flag, part, variant
+from lamina.config.keep import KeepConfig
 from lamina.config.model import ModelConfig
 from lamina.config.optim import OPTIMIZERS, SCHEDULES, Optimizer, Schedule
 from lamina.config.presets import PRESETS, TASK_PRESETS
@@ -181,6 +182,7 @@ class TrainConfig:
     seed: int = flag(1, "fixes the initial weights, the order of the data and dropout")
     data: DataConfig = part(DataConfig)
     model: ModelConfig = part(ModelConfig)
+    keep: KeepConfig = part(KeepConfig)
     batches: BatchConfig = part(BatchConfig)
     optimization: OptimizationConfig = part(OptimizationConfig)
     precision: PrecisionConfig = part(PrecisionConfig)

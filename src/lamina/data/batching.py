@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AnyBatch(Protocol):
-    """What training asks of a batch, whatever the task: the model is called as model(*batch.inputs)."""
+    """What training asks of a batch, whatever the task: the model is called as model(*batch.inputs, runs=...)."""
 
     @property
     def inputs(self) -> tuple[Tensor, ...]: ...

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from lamina.checkpoint.format import load_weights_
+from lamina.checkpoint.prune import Keep, prune
 from lamina.config.fields import build, unique_leaves, with_positive_names
+from lamina.config.keep import kept_layers
 from lamina.config.model import ClassifierConfig, ModelConfig
 from lamina.errors import CheckpointError
 from lamina.models.build import build_masked_model, build_model
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.models.masked import MaskedModel
+
+T = TypeVar("T", bound=nn.Module)
 
 # Arguments that change what a model computes and that we do not build: anything but these values is refused by name.
 _ONLY_WITH: dict[str, tuple[Any, ...]] = {
@@ -27,8 +32,6 @@ _ONLY_WITH: dict[str, tuple[Any, ...]] = {
     "surfacefusion": (None,),
     "layer_wise_attention": (False, None),
     "transparent_attention": (False, None),
-    "encoder_layers_to_keep": (None, ""),
-    "decoder_layers_to_keep": (None, ""),
     "no_decoder_final_norm": (False, None),
     "use_alibi": (False, None),
 }
@@ -40,28 +43,67 @@ _DEAD = re.compile(r"(encoder|decoder)\.(sentence_encoder\.)?(version|embed_posi
 
 def model_from_fairseq(args: Mapping[str, Any], state_dict: Mapping[str, Tensor], source_vocab_size: int,
                        target_vocab_size: int) -> EncoderDecoder | MaskedModel:
-    """The Lamina model that computes what the reference's `args` and `state_dict` compute: what build_model builds."""
+    """The Lamina model that computes what the reference's `args` and `state_dict` compute: what build_model builds.
+
+    Where `args` name layers to keep, the model is pruned to them, unless the weights are those of a pruned model already.
+    """
     if any(".sentence_encoder." in name for name in state_dict):
         return masked_model_from_fairseq(args, state_dict, source_vocab_size)
-    config = config_from_args(args)
-    model = build_model(config, source_vocab_size, target_vocab_size)
+    config, keep = _with_depth_of(state_dict, config_from_args(args)), _layers_to_keep(args, state_dict)
+    return _filled(lambda config: build_model(config, source_vocab_size, target_vocab_size), config, state_dict, keep)
+
+
+def _filled(build: Callable[[ModelConfig], T], config: ModelConfig, state_dict: Mapping[str, Tensor], keep: Keep) -> T:
+    """The model with its weights, pruned."""
+    model = build(config)
     load_parameters_(model, state_dict)
+    if keep == Keep():
+        return model
+    config, weights = prune(config, dict(model.named_parameters()), keep)
+    model = build(config)
+    load_weights_(model, weights)
     return model
+
+
+_IN_STACK = re.compile(r"(encoder|decoder)\.(?:sentence_encoder\.)?layers\.(\d+)\.")
+
+
+def _with_depth_of(state_dict: Mapping[str, Tensor], config: ModelConfig) -> ModelConfig:
+    """fairseq writes the number of kept layers into the arguments, also where the weights are still whole."""
+    for side, depth in _depths(state_dict).items():
+        config = replace(config, **{side: replace(getattr(config, side), num_layers=depth)})
+    return config
+
+
+def _depths(state_dict: Mapping[str, Tensor]) -> dict[str, int]:
+    depths: dict[str, int] = {}
+    for match in filter(None, map(_IN_STACK.match, state_dict)):
+        depths[match[1]] = max(depths.get(match[1], 0), int(match[2]) + 1)
+    return depths
+
+
+def _layers_to_keep(args: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Keep:
+    chosen = {}
+    for side, depth in _depths(state_dict).items():
+        text = args.get(f"{side}_layers_to_keep")
+        # There a list may have one number; here a lone number would mean that many layers.
+        layers = kept_layers(f"{str(text).strip(',')},", depth, side) if text and text.count(",") + 1 != depth else None
+        if layers is not None and len(layers) < depth:
+            chosen[side] = layers
+    return Keep(**chosen)
 
 
 def masked_model_from_fairseq(args: Mapping[str, Any], state_dict: Mapping[str, Tensor], vocab_size: int) -> MaskedModel:
     """RoBERTa, with the sentence head that its state dict holds, if any."""
     if args.get("untie_weights_roberta"):
         raise CheckpointError("this model was trained with untie_weights_roberta=True, which Lamina cannot build.")
-    config = config_from_args(args)
+    config, keep = _with_depth_of(state_dict, config_from_args(args)), _layers_to_keep(args, state_dict)
     # Fixed in the reference, whatever its arguments say: up to 0.9 they say nothing, or what nothing read.
     is_old = any(name.endswith("sentence_encoder.emb_layer_norm.weight") for name in state_dict)
     stack = replace(config.encoder, has_learned_positions=True, is_pre_norm=config.encoder.is_pre_norm and not is_old)
     config = replace(config, encoder=stack, embedding=replace(config.embedding, is_scaled=False, has_norm=True),
                      classifier=_classifier(config.classifier, state_dict))
-    model = build_masked_model(config, vocab_size)
-    load_parameters_(model, state_dict)
-    return model
+    return _filled(lambda config: build_masked_model(config, vocab_size), config, state_dict, keep)
 
 
 def _classifier(config: ClassifierConfig, state_dict: Mapping[str, Tensor]) -> ClassifierConfig:

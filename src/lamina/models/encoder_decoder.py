@@ -14,7 +14,7 @@ from lamina.nn.cache import Ancestry, KeyValues, LayerCache, select_rows
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.heads import LinearHead, Term, log_probs
 from lamina.nn.layout import Layout
-from lamina.nn.stack import DecoderLayer, LayerStack, StackOutput
+from lamina.nn.stack import ALL_RUN, DecoderLayer, LayerStack, Runs, StackOutput
 
 
 class Encoded(NamedTuple):
@@ -29,9 +29,10 @@ class DecoderState:
     """What stepwise decoding carries from one token to the next, for K beams of each of B sentences."""
 
     encoded: Encoded
-    layers: list[LayerCache]
+    layers: list[LayerCache | None]  # None: a layer that does not run
     ancestry: Ancestry
     length: int = 0
+    runs: Runs = ALL_RUN
 
     def reorder_(self, parents: Tensor) -> None:
         """Beam k of each sentence goes on from what was beam parents[:, k]. parents: (B, K)"""
@@ -42,7 +43,8 @@ class DecoderState:
         self.encoded = select_rows(self.encoded, rows)
         self.ancestry.select_(rows)
         for layer in self.layers:
-            layer.select_(rows)
+            if layer is not None:
+                layer.select_(rows)
 
 
 class EncoderDecoder(nn.Module):
@@ -61,38 +63,41 @@ class EncoderDecoder(nn.Module):
         self.max_source_positions = max_source_positions
         self.max_target_positions = max_target_positions
 
-    def encode(self, source: Tensor) -> Encoded:
+    def encode(self, source: Tensor, runs: Runs = ALL_RUN) -> Encoded:
         layout = Layout.of_ids(source, self.pad_id)
         embedded = self.source_embedding(source, layout)
-        return Encoded(self.encoder(embedded, lambda layer, index, x: layer(x, layout)), layout)
+        return Encoded(self.encoder(embedded, lambda layer, index, x: layer(x, layout), runs.encoder), layout)
 
-    def forward(self, source: Tensor, target_in: Tensor) -> list[Term]:
+    def forward(self, source: Tensor, target_in: Tensor, runs: Runs = ALL_RUN) -> list[Term]:
         """What the head says of each target position; train/loss.py or `log_probs` turns it into numbers."""
-        encoded = self.encode(source)
+        encoded = self.encode(source, runs)
         embedded = self.target_embedding(target_in, Layout.of_ids(target_in, self.pad_id))
         memory = encoded.output.final
-        output = self.decoder(embedded, lambda layer, index, x: layer(x, memory, encoded.layout))
+        output = self.decoder(embedded, lambda layer, index, x: layer(x, memory, encoded.layout), runs.decoder)
         return self.head.terms(output, encoded.output, encoded.layout)
 
     @property
     def output_weight(self) -> Tensor:
         return self.head.table.weight
 
-    def log_probs(self, source: Tensor, target_in: Tensor) -> Tensor:
+    def log_probs(self, source: Tensor, target_in: Tensor, runs: Runs = ALL_RUN) -> Tensor:
         """Log-probabilities of each next token. source: (B, S), padded left or right; target_in: (B, T) -> (B, T, V)"""
-        return log_probs(self(source, target_in), self.output_weight)
+        return log_probs(self(source, target_in, runs), self.output_weight)
 
     @torch.no_grad()
-    def start(self, source: Tensor, max_length: int | None = None, num_beams: int = 1) -> DecoderState:
+    def start(self, source: Tensor, max_length: int | None = None, num_beams: int = 1, runs: Runs = ALL_RUN) -> DecoderState:
         """Encode a batch and prepare for at most `max_length` target tokens of `num_beams` hypotheses each."""
-        encoded = self.encode(source)
+        encoded = self.encode(source, runs)
         max_length = max_length or self.max_target_positions
-        layers = []
-        for layer in self.decoder.layers:
+        layers: list[LayerCache | None] = []
+        for index, layer in enumerate(self.decoder.layers):
+            if runs.decoder is not None and not runs.decoder[index]:
+                layers.append(None)
+                continue
             assert isinstance(layer, DecoderLayer)
             keys, values = (part.contiguous() for part in layer.cross_attention.project(encoded.output.final))
             layers.append(LayerCache(KeyValues.empty(keys, num_beams, max_length), (keys, values)))
-        return DecoderState(encoded, layers, Ancestry(len(source), num_beams, max_length, source.device))
+        return DecoderState(encoded, layers, Ancestry(len(source), num_beams, max_length, source.device), runs=runs)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
@@ -101,6 +106,7 @@ class EncoderDecoder(nn.Module):
         embedded = self.target_embedding.step(ids, state.length)
         state.length += 1
         bias, layout = state.ancestry.bias(state.length, embedded.input.dtype), state.encoded.layout
-        output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], bias, layout))
+        output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], bias, layout),
+                              state.runs.decoder)
         scores = log_probs(self.head.terms(output, state.encoded.output, layout), self.output_weight)
         return scores if tokens.dim() == 2 else scores[:, 0]

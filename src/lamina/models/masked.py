@@ -4,15 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.encoder_heads import MaskedHead, SentenceHead
 from lamina.nn.heads import Term
 from lamina.nn.layout import Layout
-from lamina.nn.stack import LayerStack, StackOutput
+from lamina.nn.stack import ALL_RUN, LayerStack, Runs, StackOutput
 
 
 class MaskedModel(nn.Module):
@@ -28,12 +26,12 @@ class MaskedModel(nn.Module):
         self.pad_id = pad_id
         self.max_positions = max_positions
 
-    def encode(self, tokens: Tensor, runs: Sequence[bool] | None = None) -> StackOutput:
+    def encode(self, tokens: Tensor, runs: Runs = ALL_RUN) -> StackOutput:
         layout = Layout.of_ids(tokens, self.pad_id)
         embedded = self.source_embedding(tokens, layout)
-        return self.encoder(embedded, lambda layer, index, x: layer(x, layout), runs)
+        return self.encoder(embedded, lambda layer, index, x: layer(x, layout), runs.encoder)
 
-    def forward(self, tokens: Tensor, places: Tensor, runs: Sequence[bool] | None = None) -> list[Term]:
+    def forward(self, tokens: Tensor, places: Tensor, runs: Runs = ALL_RUN) -> list[Term]:
         """What the head says of the masked tokens alone: the others cost it nothing.
 
         `places` counts through the flattened rows; the host made it, so that no step asks the device how many there are.
@@ -54,6 +52,6 @@ class MaskedModel(nn.Module):
         """Scores of every token of the vocabulary at every place. (B, T) -> (B, T, V)"""
         return self.head.logits(self.encode(tokens).final)
 
-    def classify(self, tokens: Tensor, name: str, runs: Sequence[bool] | None = None) -> Tensor:
+    def classify(self, tokens: Tensor, name: str, runs: Runs = ALL_RUN) -> Tensor:
         """Scores of the classes of the sentence head `name`. (B, T) -> (B, C)"""
         return self.classifiers[name](self.encode(tokens, runs).final)

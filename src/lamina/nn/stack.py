@@ -24,6 +24,16 @@ class StackOutput(NamedTuple):
     embedding: Tensor  # (B, T, D), scaled token vectors without positions
 
 
+class Runs(NamedTuple):
+    """Which layers of a model's stacks run in a pass; None: all of them."""
+
+    encoder: Sequence[bool] | None = None
+    decoder: Sequence[bool] | None = None
+
+
+ALL_RUN = Runs()
+
+
 class EncoderLayer(nn.Module):
     def __init__(self, attention: SelfAttention, attn_residual: nn.Module, ffn: FeedForward,
                  ffn_residual: nn.Module) -> None:

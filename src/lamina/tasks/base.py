@@ -8,8 +8,9 @@ A task is data, model and metric. To add one:
 2. Its class, one file in tasks/, opens a data folder and says which corpora, vocabularies and figures there are.
 3. Its corpora are `data.corpus.Corpus`: sizes to plan by, and `batch` to make a `data.batching.AnyBatch`. A batch knows what
    goes into the model (`inputs`) and what should come out (`target`, padded where nothing counts).
-4. Its model is called as `model(*batch.inputs)` and returns the terms of its `head` (nn/heads.py) for each target; a loss
-   that is no cross entropy over those is a criterion of its own (config/train.py, train/loss.py).
+4. Its model is called as `model(*batch.inputs, runs=Runs(...))`, which says what layers to skip (nn/stack.py), and returns
+   the terms of its `head` (nn/heads.py) for each target; a loss that is no cross entropy over those is a
+   criterion of its own (config/train.py, train/loss.py).
 
 The rest, from the feed over the loss to resuming, is the same for all. Checkpoints record the task's name.
 """

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from lamina.data.batching import AnyBatch
+from lamina.nn.stack import ALL_RUN
+from lamina.train.layer_drop import LayerDrop
 from lamina.train.progress import Progress
 from lamina.train.run import Run
 from lamina.train.schedule import Schedule
@@ -14,11 +16,12 @@ from lamina.train.watch import Watch
 
 
 def run_updates(updater: Updater, schedule: Schedule, groups: Iterable[Sequence[AnyBatch]], progress: Progress, watch: Watch,
-                seed: int) -> Iterator[None]:
+                seed: int, layer_drop: LayerDrop | None = None) -> Iterator[None]:
     """One update after another; yields after each, so that the caller decides about validating and stopping."""
     for batches in groups:
         lr = schedule(progress.updates - progress.schedule_start, progress.epoch)
-        result = updater.update(batches, lr, update_seed(seed, progress.updates))
+        result = updater.update(batches, lr, update_seed(seed, progress.updates),
+                                ALL_RUN if layer_drop is None else layer_drop.draw(progress.updates))
         progress.updates += 1
         progress.batches_done += len(batches)
         watch.add(result, lr)
@@ -44,7 +47,8 @@ def train(run: Run) -> None:
         num_batches = len(feed.plan(progress.epoch))
         run.reporter.begin_epoch(progress.epoch, num_batches, progress.batches_done)
         groups = groups_of(feed.batches(progress.epoch, progress.batches_done), run.update_freq(progress.epoch))
-        for _ in run_updates(run.updater, run.schedule, groups, progress, run.watch, run.config.seed):
+        for _ in run_updates(run.updater, run.schedule, groups, progress, run.watch, run.config.seed,
+                             run.layer_drop):
             is_over = progress.batches_done >= num_batches or run.why_stop()
             if not is_over and run.is_check_due():
                 run.check(progress.epoch, is_epoch_end=False)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from lamina.config.train import Criterion
 from lamina.data.batching import AnyBatch
 from lamina.nn.heads import Term
+from lamina.nn.stack import ALL_RUN, Runs
 
 # Scores per chunk: 64 MiB in float32. Larger gains nothing, smaller starts to pay for launching kernels.
 CHUNK_SCORES = 2**24
@@ -27,10 +28,11 @@ class LossSums(NamedTuple):
     nll: Tensor  # negative log-likelihood, for perplexity; carries no gradient
 
 
-def batch_loss(model: Any, batch: AnyBatch, criterion: Criterion) -> LossSums:
-    """What a criterion says of a batch; the one place that training and validation ask."""
-    return label_smoothed_loss(model(*batch.inputs), model.output_weight, batch.target, smoothing=criterion.smoothing,
-                               pad_id=model.pad_id, output_bias=getattr(model, "output_bias", None))
+def batch_loss(model: Any, batch: AnyBatch, criterion: Criterion, runs: Runs = ALL_RUN) -> LossSums:
+    """What a criterion says of a batch, where the layers `runs` run; the one place that training and validation ask."""
+    return label_smoothed_loss(model(*batch.inputs, runs=runs), model.output_weight, batch.target,
+                               smoothing=criterion.smoothing, pad_id=model.pad_id,
+                               output_bias=getattr(model, "output_bias", None))
 
 
 def label_smoothed_loss(terms: list[Term], output_weight: Tensor, target: Tensor, *, smoothing: float, pad_id: int,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lamina.checkpoint.format import Checkpoint, load_weights_
-from lamina.config.fields import flatten
+from lamina.checkpoint.prune import prune_config, structure_of
+from lamina.config.fields import build, flatten
+from lamina.config.keep import KeepConfig
 from lamina.config.train import SavingConfig, TrainConfig
 from lamina.errors import CheckpointError
 from lamina.tasks.base import Task
@@ -18,6 +20,35 @@ from lamina.train.progress import Progress
 from lamina.train.update import Updater
 
 DEFAULT_RESTORE_FILE = SavingConfig().restore_file
+
+
+class StartingPoint(NamedTuple):
+    """Where a run's weights come from."""
+
+    path: Path
+    checkpoint: Checkpoint
+    is_resumed: bool  # or else only the weights are taken
+
+
+def pruned_config(config: TrainConfig, checkpoint: Checkpoint | None, note: Callable[[str], None]) -> TrainConfig:
+    """The run's configuration, for the layers that the model has.
+
+    A checkpoint that was pruned, just now or before, decides: the flags may still describe the model before that.
+    """
+    if checkpoint is None:
+        model, records = prune_config(config.model, config.keep)
+        if records:
+            note("there is no checkpoint to prune: a model of the layers to keep alone begins afresh")
+        changed = flatten(model) | records
+    else:
+        changed = structure_of(checkpoint)
+        told = flatten(config.model)
+        for name, asked in zip(("encoder-layers", "decoder-layers"), (config.keep.encoder, config.keep.decoder), strict=True):
+            if asked is None and changed.get(name, told[name]) != told[name]:
+                note(f"--{name} is {told[name]}, but the checkpoint was pruned to {changed[f'{name}-to-keep']}: the model has "
+                     f"{changed[name]}")
+    # What was asked for gives way to what was done, which is what the next checkpoint has to tell.
+    return build(TrainConfig, flatten(config) | flatten(KeepConfig()) | changed)
 
 
 def find_restore_file(saving: SavingConfig) -> Path | None:

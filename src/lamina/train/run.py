@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lamina.checkpoint.format import Checkpoint, load_checkpoint
+from lamina.checkpoint.prune import prune_on_loading
 from lamina.config.batches import BatchConfig
 from lamina.config.fields import flatten
 from lamina.config.init import AdaptiveProfiling, ProfiledInit
@@ -24,10 +25,19 @@ from lamina.errors import DataError
 from lamina.tasks import TASKS
 from lamina.text.subword import subword_to_dict
 from lamina.train.keeper import Keeper
+from lamina.train.layer_drop import LayerDrop
 from lamina.train.profile import fill_omegas_
 from lamina.train.progress import Progress
 from lamina.train.report import Reporter
-from lamina.train.restore import DEFAULT_RESTORE_FILE, find_restore_file, optimizer_state, restore_training, restore_weights_
+from lamina.train.restore import (
+    DEFAULT_RESTORE_FILE,
+    StartingPoint,
+    find_restore_file,
+    optimizer_state,
+    pruned_config,
+    restore_training,
+    restore_weights_,
+)
 from lamina.train.schedule import build_schedule
 from lamina.train.update import Updater
 from lamina.train.validate import bits_per_token, validation_loss
@@ -36,13 +46,15 @@ from lamina.train.watch import Watch
 
 class Run:
     def __init__(self, config: TrainConfig) -> None:
-        self.config = config
         self.device = torch.device("cuda" if torch.cuda.is_available() and not config.precision.cpu else "cpu")
         self.dtype, notices = _compute_type(config, self.device)
         optimization = config.optimization
         self.reporter = Reporter(config.log, self.device, optimization)
         for notice in notices:
             self.reporter.note(notice)
+        start = self._starting_point(config)
+        # A pruned checkpoint decides how deep the model is; from here on this is the configuration, also on disk.
+        self.config = config = pruned_config(config, None if start is None else start.checkpoint, self.reporter.note)
         self.task = TASKS[config.task](config.data, config.model)
         self.schedule = build_schedule(optimization.schedule, lr=optimization.lr, min_lr=optimization.min_lr,
                                        max_update=optimization.max_update)
@@ -51,10 +63,14 @@ class Run:
         self.keeper = Keeper(config.saving)
         self.progress = Progress()
         self._feeds: dict[int, Feed] = {}
-        checkpoint = self._starting_point()
+        if start is None:
+            self._fill_omegas_()
+        else:
+            restore_weights_(self.model, start.checkpoint, self.task, start.path)
+        self.layer_drop = LayerDrop(config.model, config.seed)
         self.updater = Updater(self.model, optimization, config.precision, self.dtype)
-        if checkpoint is not None:
-            self.progress = restore_training(checkpoint, self.updater, config, self.reporter.note)
+        if start is not None and start.is_resumed:
+            self.progress = restore_training(start.checkpoint, self.updater, config, self.reporter.note)
         self.watch = Watch(self.progress, config.precision, self.updater.weights.names, self.device, self.dtype,
                            self.reporter)
         self._valid_feeds = {} if config.validation.is_off else {
@@ -199,27 +215,25 @@ class Run:
 
     # -- checkpoints
 
-    def _starting_point(self) -> Checkpoint | None:
-        """Load the weights to begin with, if there are any; the checkpoint, where the run is to go on from it."""
-        saving = self.config.saving
-        path = find_restore_file(saving)
-        if isinstance(self.config.model.init, AdaptiveProfiling):
+    def _starting_point(self, config: TrainConfig) -> StartingPoint | None:
+        """The checkpoint whose weights the model begins with, cut to the layers to keep, if there is one."""
+        saving = config.saving
+        if isinstance(config.model.init, AdaptiveProfiling):
             # A profile is of the weights that training begins with, whatever has been trained already.
-            self._fill_omegas_()
             return None
-        if path is not None:
-            checkpoint = load_checkpoint(path, self.device)
-            restore_weights_(self.model, checkpoint, self.task, path)
-            return checkpoint
-        if saving.restore_file != DEFAULT_RESTORE_FILE:
+        path = find_restore_file(saving)
+        is_resumed = path is not None
+        if not is_resumed and saving.restore_file != DEFAULT_RESTORE_FILE:
             self.reporter.note(f"no checkpoint {saving.restore_file}: starting afresh")
-        if saving.finetune_from_model:
+        if path is None and saving.finetune_from_model:
             path = Path(saving.finetune_from_model)
-            restore_weights_(self.model, load_checkpoint(path, self.device), self.task, path)
+        if path is None:
+            return None
+        checkpoint = prune_on_loading(load_checkpoint(path, self.device), config.keep, path, say=self.reporter.note,
+                                      warn=self.reporter.note)
+        if not is_resumed:
             self.reporter.note(f"weights taken from {path}")
-        else:
-            self._fill_omegas_()
-        return None
+        return StartingPoint(path, checkpoint, is_resumed)
 
     def _fill_omegas_(self) -> None:
         """Admin's, where the weights are new: those of a checkpoint come with theirs."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lamina.config.train import OptimizationConfig, PrecisionConfig
 from lamina.data.batching import AnyBatch
+from lamina.nn.stack import ALL_RUN, Runs
 from lamina.train.loss import batch_loss
 from lamina.train.optim import build_optimizer
 from lamina.train.scale import LossScale
@@ -40,15 +41,18 @@ class Updater:
         self.scale = LossScale(precision, self.weights.master.device, is_on=dtype == torch.float16,
                                default_window=2**14 // optimization.update_freq[0])
 
-    def update(self, batches: Sequence[AnyBatch], lr: float, seed: int) -> UpdateResult:
-        """The gradient is that of the summed loss over the number of tokens, however the batches are cut."""
+    def update(self, batches: Sequence[AnyBatch], lr: float, seed: int, runs: Runs = ALL_RUN) -> UpdateResult:
+        """The gradient is that of the summed loss over the number of tokens, however the batches are cut.
+
+        All batches of an update run the same layers; the others have a zero gradient and are stepped like the rest.
+        """
         # Seeded by the number of the update, so that a resumed run draws the same dropout as one that never stopped.
         torch.manual_seed(seed)
         self.model.train()
         self.weights.zero_grad_()
         losses = []
         for batch in batches:
-            sums = batch_loss(self.model, batch, self.optimization.criterion)
+            sums = batch_loss(self.model, batch, self.optimization.criterion, runs)
             (sums.loss * self.scale.value).backward()
             self.weights.collect_grad_()
             losses.append(torch.stack([sums.loss.detach(), sums.nll]))

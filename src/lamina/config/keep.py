@@ -1,0 +1,121 @@
+"""Which layers of a trained model to keep, as people write it: `0,2,4`, `every:2`, or `3` for three of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn
+
+from lamina.config.fields import flag
+from lamina.errors import ConfigError
+
+SIDES = ("encoder", "decoder")
+_HELP = ("keep these layers of the checkpoint's {0}, counted from 0, and leave out the rest: a list (`0,2,4`; a single one is "
+         "`3,`), `every:2`, or a number of layers, spread evenly; evenly spaced layers are the best first choice")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepConfig:
+    """Pruning: a model that was trained with LayerDrop works with fewer layers too."""
+
+    encoder: str | None = flag(None, _HELP.format("encoder"), name="encoder-layers-to-keep", metavar="LAYERS",
+                               paper="Fan et al. 2020 §3.2")
+    decoder: str | None = flag(None, _HELP.format("decoder"), name="decoder-layers-to-keep", metavar="LAYERS",
+                               paper="Fan et al. 2020 §3.2")
+
+    def __post_init__(self) -> None:
+        for side in SIDES:
+            if getattr(self, side) is not None:
+                _parse(getattr(self, side), side)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.encoder is None and self.decoder is None
+
+
+def as_text(layers: str | int | Sequence[int]) -> str:
+    """The flag's text for what a script or a --model-overrides gives: text, a number of layers, or a list of them."""
+    if isinstance(layers, (str, int)):
+        return str(layers)
+    if not isinstance(layers, Sequence) or not all(isinstance(layer, int) for layer in layers):
+        raise ConfigError(f"the layers to keep are {layers!r}; give a list such as [0, 2, 4], a number of layers, or text such "
+                          "as 'every:2'.")
+    return ",".join(map(str, layers)) + ("," if len(layers) == 1 else "")
+
+
+def record_text(layers: Sequence[int], num_layers: int) -> str:
+    """What a pruned checkpoint notes down: `0,2,4 of 6`."""
+    return f"{as_text(layers)} of {num_layers}"
+
+
+def kept_layers(text: str, num_layers: int, side: str, owner: str = "") -> tuple[int, ...]:
+    """The layers that `text` names, of a stack of `num_layers`, in ascending order whatever their order in the list."""
+    choice = _parse(text, side)
+    stack = f"the {side}{f' of {owner}' if owner else ''} has {num_layers} layer{'s' if num_layers > 1 else ''}"
+    if choice.depth not in (None, num_layers):
+        raise ConfigError(f"--{side}-layers-to-keep {text} is meant for {choice.depth} layers, but {stack}.")
+    if choice.kind == "every":
+        return tuple(range(0, num_layers, choice.numbers[0]))
+    if choice.kind == "number":
+        if choice.numbers[0] > num_layers:
+            raise ConfigError(f"--{side}-layers-to-keep {text} asks for {choice.numbers[0]} layers, but {stack}. A single "
+                              f"layer is written with a comma: `{num_layers - 1},`.")
+        return spread(choice.numbers[0], num_layers)
+    missing = [number for number in choice.numbers if number >= num_layers]
+    if missing:
+        raise ConfigError(f"--{side}-layers-to-keep {text} names layer {missing[0]}, but {stack}, 0 to {num_layers - 1}.")
+    return tuple(sorted(choice.numbers))
+
+
+def spread(number: int, num_layers: int) -> tuple[int, ...]:
+    """`number` layers, as evenly as can be, the first among them: layer floor(i * num_layers / number) for each i."""
+    return tuple(place * num_layers // number for place in range(number))
+
+
+def was_kept(text: str, record: str, side: str) -> bool:
+    """Does `text` ask for the layers that a checkpoint with this record was pruned to?"""
+    before = _parse(record, side)
+    assert before.depth is not None, "records are written by record_text"
+    try:
+        return kept_layers(text, before.depth, side) == before.numbers
+    except ConfigError:
+        return False
+
+
+class _Choice(NamedTuple):
+    kind: str  # list, every, number
+    numbers: tuple[int, ...]
+    depth: int | None = None  # of the stack it is meant for, where it says so
+
+
+def _parse(text: str, side: str) -> _Choice:
+    words, _, depth = text.partition(" of ")
+    choice = _parse_layers(words.strip(), text, side)
+    return choice._replace(depth=_whole(depth, text, side)) if depth else choice
+
+
+def _parse_layers(words: str, text: str, side: str) -> _Choice:
+    if not words.strip(", "):
+        raise ConfigError(f"--{side}-layers-to-keep is empty; name at least one layer, such as 0,2,4. To keep all of them, "
+                          "leave it out.")
+    every = words.removeprefix("every:")
+    if every != words:
+        step = _whole(every, text, side)
+        return _Choice("every", (step,)) if step >= 1 else _refuse(text, side)
+    if "," not in words:
+        number = _whole(words, text, side)
+        return _Choice("number", (number,)) if number >= 1 else _refuse(text, side)
+    numbers = tuple(_whole(word, text, side) for word in words.removesuffix(",").split(","))
+    repeated = next((number for place, number in enumerate(numbers) if number in numbers[:place]), None)
+    if repeated is not None:
+        raise ConfigError(f"--{side}-layers-to-keep {text} names layer {repeated} twice; a layer can be kept once.")
+    return _Choice("list", numbers)
+
+
+def _whole(word: str, text: str, side: str) -> int:
+    return int(word) if word.strip().isdecimal() and word.strip().isascii() else _refuse(text, side)
+
+
+def _refuse(text: str, side: str) -> NoReturn:
+    raise ConfigError(f"--{side}-layers-to-keep is {text!r}; it must be layers counted from 0, such as 0,2,4 (`0,` for one "
+                      "alone), a number of layers to spread evenly, such as 3, or every:2.")

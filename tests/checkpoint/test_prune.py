@@ -1,0 +1,125 @@
+"""Pruning: pure functions on configuration and weights."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lamina.checkpoint.format import Checkpoint, load_weights_
+from lamina.checkpoint.prune import PRUNING_LINE, Keep, prune, prune_checkpoint, prune_on_loading, structure_of
+from lamina.config.fields import flatten
+from lamina.config.init import Admin, DeepNet, DefaultInit, ReZeroInit, ReZeroPostNorm
+from lamina.config.keep import KeepConfig
+from lamina.errors import ConfigError
+from lamina.models.build import build_model
+from lamina.nn.stack import Runs
+from tiny import VOCABULARY_SIZE, tiny_config, tiny_model, tiny_pair
+
+DEPTH = 3
+# Every choice for one side with one for the other.
+SUBSETS = [None, *(layers for number in range(1, DEPTH) for layers in itertools.combinations(range(DEPTH), number))]
+KEEPS = [*(Keep(layers, (0, 2)) for layers in SUBSETS), *(Keep((1, 2), layers) for layers in SUBSETS), Keep((0,), None)]
+
+
+def runs_of(keep):
+    return Runs(*(None if layers is None else tuple(index in layers for index in range(DEPTH)) for layers in keep))
+
+
+def pruned_model(config, model, keep):
+    pruned, weights = prune(config, dict(model.named_parameters()), keep)
+    small = build_model(pruned, VOCABULARY_SIZE, VOCABULARY_SIZE)
+    load_weights_(small, weights)
+    return small.eval()
+
+
+NORMS = {"post": {}, "pre": {"is_pre_norm": True}}
+INITS = {"plain": DefaultInit(), "admin": Admin(), "rezero": ReZeroInit(), "rezero post-norm": ReZeroPostNorm(),
+         "deepnet": DeepNet()}
+VARIANTS = {f"{norm}, {init}": (NORMS[norm], INITS[init]) for norm in NORMS for init in INITS
+            if norm == "post" or init in ("plain", "rezero post-norm")}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("keep", KEEPS, ids=lambda keep: f"{keep.encoder} {keep.decoder}")
+def test_a_pruned_model_computes_what_the_whole_one_does_with_the_other_layers_skipped(keep, variant):
+    norm, init = VARIANTS[variant]
+    config = replace(tiny_config(num_layers=DEPTH, **norm), init=init)
+    model = tiny_model(config)
+    source, target = tiny_pair()
+    small = pruned_model(config, model, keep)
+    skipped = model.log_probs(source, target, runs_of(keep))
+    torch.testing.assert_close(small.log_probs(source, target), skipped, rtol=0, atol=1e-6)
+    states = small.start(source, target.size(1)), model.start(source, target.size(1), runs=runs_of(keep))
+    for position in range(2):
+        steps = [part.step(target[:, position], state) for part, state in zip((small, model), states, strict=True)]
+        torch.testing.assert_close(steps[0], steps[1], rtol=0, atol=1e-6)
+
+
+def test_keeping_every_layer_is_the_identity():
+    config, model = tiny_config(num_layers=DEPTH), tiny_model(num_layers=DEPTH)
+    weights = dict(model.named_parameters())
+    for keep in (Keep(), Keep(tuple(range(DEPTH)), tuple(range(DEPTH)))):
+        same_config, same_weights = prune(config, weights, keep)
+        assert same_config == config
+        assert same_weights.keys() == weights.keys()
+        assert all(same_weights[name] is weights[name] for name in weights)
+
+
+def checkpoint(layer_drop_p=0.2, **changes):
+    config = tiny_config(num_layers=DEPTH)
+    config = replace(config, encoder=replace(config.encoder, layer_drop_p=layer_drop_p),
+                     decoder=replace(config.decoder, layer_drop_p=layer_drop_p))
+    weights = {name: parameter.detach() for name, parameter in tiny_model(config).named_parameters()}
+    moments = {name: torch.full_like(weight, 2.0) for name, weight in weights.items()}
+    text = "".join(f"w{number} 1\n" for number in range(VOCABULARY_SIZE - 4))
+    return Checkpoint(flatten(config) | {"seed": 7}, ("en", "xx"), (text, text), ({"kind": "whitespace"},) * 2, weights,
+                      {"optimizer": {"step": torch.tensor(3.0), "exp_avg": moments}}, **changes)
+
+
+def test_a_checkpoint_keeps_the_optimizer_state_of_the_layers_that_stay():
+    small = prune_checkpoint(checkpoint(), Keep(None, (0, 2)))
+    assert small.model_config().decoder.num_layers == 2
+    assert small.model_config().encoder.num_layers == DEPTH
+    assert small.config["decoder-layers-to-keep"] == "0,2 of 3"
+    assert small.config["seed"] == 7
+    moments = small.training["optimizer"]["exp_avg"]
+    assert moments.keys() == small.weights.keys()
+    assert all(moments[name].shape == weight.shape and (moments[name] == 2.0).all() for name, weight in small.weights.items())
+    assert small.training["optimizer"]["step"].item() == 3.0
+    assert "decoder.layers.2.ffn.fc1.weight" not in small.weights
+
+
+def load_with(stored, **wanted):
+    said, warned = [], []
+    return prune_on_loading(stored, KeepConfig(**wanted), "m.pt", say=said.append, warn=warned.append), said, warned
+
+
+def test_what_is_said_and_warned_of():
+    _, said, warned = load_with(checkpoint(), decoder="0,2")
+    assert (said, warned) == ([PRUNING_LINE], [])
+    _, said, warned = load_with(checkpoint(layer_drop_p=0.0), decoder="0,2", encoder="1,")
+    assert said == [PRUNING_LINE]
+    assert [text.split(":")[0] for text in warned] == ["m.pt was trained without --encoder-layerdrop",
+                                                      "m.pt was trained without --decoder-layerdrop"]
+    same, said, _ = load_with(checkpoint(), decoder="0,1,2", encoder="every:1")
+    assert said == []
+    assert same.model_config().decoder.num_layers == 3
+
+
+@pytest.mark.parametrize("again", ["0,2", "every:2", "2,0"])
+def test_a_checkpoint_is_not_pruned_to_the_same_layers_twice(again):
+    small, _, _ = load_with(checkpoint(), decoder="every:2")
+    same, said, _ = load_with(small, decoder=again)
+    assert said == []
+    assert same is small
+    less, said, _ = load_with(small, decoder="1,")
+    assert said == [PRUNING_LINE]
+    assert torch.equal(less.weights["decoder.layers.0.ffn.fc1.weight"], checkpoint().weights["decoder.layers.2.ffn.fc1.weight"])
+    assert structure_of(less) == {"decoder-layers-to-keep": "1, of 2", "decoder-layers": 1}
+    assert structure_of(checkpoint()) == {}
+
+
+def test_the_file_is_named_in_errors():
+    with pytest.raises(ConfigError, match=r"names layer 3, but the encoder of m.pt has 3 layers, 0 to 2"):
+        load_with(checkpoint(), encoder="0,3")

@@ -1,0 +1,162 @@
+"""LayerDrop and pruning through the commands: train, then train, translate and score with fewer layers."""
+
+import io
+import re
+import shutil
+import sys
+
+import pytest
+import torch
+
+import lamina
+from lamina.checkpoint.format import load_checkpoint
+from lamina.cli import main
+from tiny import TINY_FLAGS, make_data
+
+DEEP = [*TINY_FLAGS, "--encoder-layers", "4", "--decoder-layers", "4", "--max-tokens", "200", "--log-format", "none"]
+LINE = "| Pruning model to specified layer configuration"
+DROP = ["--encoder-layerdrop", "0.2", "--decoder-layerdrop", "0.2"]
+KEEP = ["--encoder-layers-to-keep", "0,2", "--decoder-layers-to-keep", "1,3"]
+
+
+def train(data, save_dir, *flags):
+    return main(["train", data, *DEEP, "--save-dir", str(save_dir), *flags])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("layerdrop")
+    data = str(make_data(folder, num_lines=60))
+    assert train(data, folder / "full", *DROP, "--max-epoch", "6", "--lr", "0.02", "--no-epoch-checkpoints") == 0
+    return data, folder / "full" / "checkpoint_last.pt"
+
+
+def depths(path):
+    config = load_checkpoint(path).model_config()
+    return config.encoder.num_layers, config.decoder.num_layers
+
+
+def hypotheses(capsys, data, *flags):
+    assert main(["generate", data, "--gen-subset", "valid", "--cpu", "--beam", "2", *map(str, flags)]) == 0
+    captured = capsys.readouterr()
+    return captured, [line for line in captured.out.splitlines() if line.startswith("H-")]
+
+
+def test_resuming_draws_the_same_masks(trained, tmp_path):
+    data, _ = trained
+    flags = ["--encoder-layerdrop", "0.5", "--decoder-layerdrop", "0.5", "--layerdrop-schedule", "linear", "--update-freq", "2",
+             "--dropout", "0.1"]
+    assert train(data, tmp_path / "whole", *flags, "--max-update", "6") == 0
+    assert train(data, tmp_path / "parts", *flags, "--max-update", "3") == 0
+    assert train(data, tmp_path / "parts", *flags, "--max-update", "6") == 0
+    one, other = (load_checkpoint(tmp_path / name / "checkpoint_last.pt").weights for name in ("whole", "parts"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert train(data, tmp_path / "plain", *flags[6:], "--max-update", "6") == 0
+    plain = load_checkpoint(tmp_path / "plain" / "checkpoint_last.pt").weights
+    assert not all(torch.equal(one[name], plain[name]) for name in one)
+
+
+def test_generate_with_fewer_layers(trained, capsys):
+    data, path = trained
+    _, whole = hypotheses(capsys, data, "--path", path)
+    captured, pruned = hypotheses(capsys, data, "--path", path, *KEEP)
+    assert captured.out.splitlines()[0] == LINE
+    assert re.fullmatch(r"\| num\. model params: \d+", captured.out.splitlines()[1])
+    assert "warning" not in captured.err
+    assert pruned != whole
+    # The same inside --model-overrides, in either spelling, and from Python.
+    _, again = hypotheses(capsys, data, "--path", path, "--model-overrides",
+                          "{'encoder_layers_to_keep': '0,2', 'decoder-layers-to-keep': [1, 3]}")
+    assert again == pruned
+    translator = lamina.load(path, encoder_layers_to_keep="every:2", decoder_layers_to_keep=[1, 3])
+    assert [len(stack.layers) for stack in (translator.models[0].encoder, translator.models[0].decoder)] == [2, 2]
+    # An ensemble prunes each of its models.
+    captured, both = hypotheses(capsys, data, "--path", f"{path}:{path}", *KEEP)
+    assert captured.out.count(LINE) == 1
+    assert [line.split("\t")[2] for line in both] == [line.split("\t")[2] for line in pruned]
+
+
+def test_interactive_and_rescore_prune_too(trained, capsys, tmp_path, monkeypatch):
+    _, path = trained
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the moon sings\n")))
+    assert main(["interactive", "--path", str(path), "--cpu", "--plain", "--decoder-layers-to-keep", "2"]) == 0
+    captured = capsys.readouterr()
+    assert LINE in captured.err.splitlines()
+    assert len(captured.out.splitlines()) == 1
+    for name in ("source", "target"):
+        (tmp_path / name).write_text("the moon sings\n")
+    rescore = ["rescore", "--path", str(path), "--source", f"{tmp_path}/source", "--target", f"{tmp_path}/target", "--cpu"]
+    assert main([*rescore, "--encoder-layers-to-keep", "0,3"]) == 0
+    captured = capsys.readouterr()
+    assert LINE in captured.err.splitlines()
+    assert len(captured.out.splitlines()) == 3
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--decoder-layers-to-keep", "0,9"], "names layer 9, but the decoder of"),
+    (["--decoder-layers-to-keep", "0,0"], "names layer 0 twice"),
+    (["--decoder-layers-to-keep", ""], "is empty"),
+    (["--decoder-layers-to-keep", "x"], "must be layers counted from 0"),
+    (["--model-overrides", "{'decoder_layers_to_keep': '5'}"], "asks for 5 layers, but the decoder of"),
+    (["--model-overrides", "{'decoder_layers_to_kep': '5'}"], "Did you mean --decoder-layers-to-keep?"),
+    (["--decoder-layers-to-keep", "1,", "--model-overrides", "{'decoder_layers_to_keep': '5'}"], "is given twice"),
+])
+def test_bad_lists(trained, capsys, flags, message):
+    data, path = trained
+    assert main(["generate", data, "--path", str(path), "--gen-subset", "valid", "--cpu", *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("how", ["--restore-file", "--finetune-from-model"])
+def test_training_a_pruned_model_on(trained, tmp_path, capsys, how):
+    data, path = trained
+    save_dir = tmp_path / "half"
+    epochs = ["--max-epoch", "7", "--log-format", "simple"] if how == "--restore-file" else ["--max-update", "2",
+                                                                                          "--log-format", "simple"]
+    assert train(data, save_dir, *DROP, *KEEP, how, str(path), *epochs) == 0
+    output = capsys.readouterr().out.splitlines()
+    assert LINE in output
+    stored = load_checkpoint(save_dir / "checkpoint_last.pt")
+    params = sum(weight.numel() for weight in stored.weights.values())
+    assert f"| num. model params: {params} (num. trained: {params})" in output
+    assert not any("no optimizer state" in line for line in output)
+    assert stored.config["encoder-layers-to-keep"] == "0,2 of 4"
+    assert depths(save_dir / "checkpoint_last.pt") == (2, 2)
+    updates = stored.training["progress"]["updates"]
+    assert updates > 2 if how == "--restore-file" else updates == 2
+    if how == "--restore-file":  # what the optimizer knew of the kept layers went on from there
+        step = load_checkpoint(path).training["optimizer"]["step"]
+        assert stored.training["optimizer"]["step"] > step
+    # It reloads everywhere: without the flags, with them, and further pruned.
+    _, plain = hypotheses(capsys, data, "--path", save_dir / "checkpoint_last.pt")
+    captured, again = hypotheses(capsys, data, "--path", save_dir / "checkpoint_last.pt", *KEEP)
+    assert plain == again
+    assert LINE not in captured.out
+    cases = [((), (2, 2)), (KEEP, (2, 2)), (("--encoder-layers", "2", "--decoder-layers", "2"), (2, 2)),
+             (("--decoder-layers-to-keep", "1"), (2, 1))]
+    for number, (flags, depth) in enumerate(cases):
+        folder = shutil.copytree(save_dir, tmp_path / str(number))
+        assert train(data, folder, *flags, "--max-update", str(updates + 1)) == 0
+        assert depths(folder / "checkpoint_last.pt") == depth
+        assert load_checkpoint(folder / "checkpoint_last.pt").training["progress"]["updates"] == updates + 1
+    # An average of pruned checkpoints is one.
+    assert main(["average", "--inputs", str(save_dir / "checkpoint_last.pt"), str(save_dir / "checkpoint_best.pt"),
+                 "--output", str(tmp_path / "mean.pt")]) == 0
+    assert depths(tmp_path / "mean.pt") == (2, 2)
+
+
+def test_without_a_checkpoint_the_model_is_small_from_the_start(trained, tmp_path, capsys):
+    data, _ = trained
+    assert train(data, tmp_path, "--decoder-layers-to-keep", "every:2", "--max-update", "1", "--log-format", "simple") == 0
+    assert "there is no checkpoint to prune" in capsys.readouterr().out
+    assert depths(tmp_path / "checkpoint_last.pt") == (4, 2)
+
+
+def test_a_model_trained_without_layerdrop_is_warned_of(trained, tmp_path, capsys):
+    data, _ = trained
+    assert train(data, tmp_path, "--max-update", "1") == 0
+    captured, _ = hypotheses(capsys, data, "--path", tmp_path / "checkpoint_last.pt", "--decoder-layers-to-keep", "2")
+    assert "was trained without --decoder-layerdrop" in captured.err
+    assert "encoder-layerdrop" not in captured.err
