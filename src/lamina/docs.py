@@ -11,7 +11,7 @@ from typing import Any
 from lamina.cli import COMMANDS, load
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, Retired, retired_for
 from lamina.config.fields import Leaf, default_text, flatten, leaves, unique_leaves
-from lamina.config.presets import PRESETS
+from lamina.config.presets import TASK_PRESETS
 
 NOTE = "<!-- Written by `make docs` from the configuration classes: change those, or src/lamina/docs.py. -->"
 
@@ -208,17 +208,25 @@ PRESET_COLUMNS = ("layers", "embed-dim", "ffn-embed-dim", "attention-heads", "no
 
 def _presets_table() -> str:
     rows = []
-    for name, preset in PRESETS.items():
-        flat = flatten(preset())
-        stacks = [_both(flat[f"encoder-{column}"], flat[f"decoder-{column}"]) for column in PRESET_COLUMNS]
-        rows.append((f"`{name}`", *stacks, *(str(flat[drop]) for drop in ("dropout", "attention-dropout",
-                                                                         "activation-dropout"))))
-    return _table(("arch", "layers", "width", "feed-forward", "heads", "Pre-LN", "dropout", "attention", "activation"), rows)
+    for task, presets in TASK_PRESETS.items():
+        for name, preset in presets.items():
+            flat = flatten(preset())
+            stacks = [_shown_once(flat[f"{stack}-{column}"] for stack in _stacks(task)) for column in PRESET_COLUMNS]
+            rows.append((f"`{name}`", task, *stacks, *(str(flat[drop]) for drop in ("dropout", "attention-dropout",
+                                                                                   "activation-dropout"))))
+    return _table(("arch", "task", "layers", "width", "feed-forward", "heads", "Pre-LN", "dropout", "attention", "activation"),
+                  rows)
 
 
-def _both(encoder: Any, decoder: Any) -> str:
-    shown = [{True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value) for value in (encoder, decoder)]
-    return shown[0] if shown[0] == shown[1] else f"{shown[0]} / {shown[1]}"
+def _stacks(task: str) -> list[str]:
+    """Which of the stacks a task's models have."""
+    homes = {stack: _homes(config_class("train"), f"{stack}-layers")[0] for stack in ("encoder", "decoder")}
+    return [stack for stack, leaf in homes.items() if not leaf.tasks or task in leaf.tasks]
+
+
+def _shown_once(values: Iterable[Any]) -> str:
+    shown = [{True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value) for value in values]
+    return " / ".join(dict.fromkeys(shown))
 
 
 # -- migrating.md

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from lamina.config.presets import PRESETS
+from lamina.config.presets import PRESETS, TASK_PRESETS
 from lamina.errors import ConfigError
-from lamina.models.build import PAD_ID, build_model
+from lamina.models.build import PAD_ID, build_decoder_only, build_model
 from lamina.text.vocabulary import PAD
 from tiny import VOCABULARY_SIZE, tiny_config, tiny_model
 
@@ -63,7 +63,15 @@ def test_number_of_parameters(arch):
     assert sum(parameter.numel() for parameter in model.parameters()) == layers + 3 * vocab * dim
 
 
-@pytest.mark.parametrize("arch", PRESETS)
+@pytest.mark.parametrize("arch", TASK_PRESETS["language_modeling"])
+def test_every_preset_of_a_language_model_builds_and_runs(arch):
+    config = PRESETS[arch]()
+    with torch.device("meta"):
+        model = build_decoder_only(config, 70000)
+    assert model.log_probs(torch.ones(1, 2, dtype=torch.long, device="meta")).shape == (1, 2, 70000)
+
+
+@pytest.mark.parametrize("arch", TASK_PRESETS["translation"])
 def test_every_preset_builds_and_runs(arch):
     config = PRESETS[arch]()
     if config.encoder.model_dim > 512:

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lamina.config.fields import REQUIRED, check, flag
+from lamina.config.fields import REQUIRED, check, flag, part
+
+BREAK_MODES = ("none", "complete", "complete_doc", "eos")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig:
+    """Blocks of running text."""
+
+    size: int = flag(1024, "most tokens of a block; the model's longest input follows it", name="tokens-per-sample")
+    break_mode: str = flag("none", "where a block may end: anywhere (none), after a sentence (complete), also at the end of "
+                                   "its document, an empty line (complete_doc), or after each sentence (eos)",
+                           name="sample-break-mode", choices=BREAK_MODES)
+
+    def __post_init__(self) -> None:
+        check(self.size >= 1, f"--tokens-per-sample is {self.size}; it must be at least 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +36,8 @@ class DataConfig:
     upsample_primary: int = flag(1, "how many times to read NAME when NAME1, .. are added")
     truncate_source: bool = flag(False, "cut sources to --max-source-positions instead of leaving the pair out",
                                  tasks=("translation",))
+
+    blocks: BlockConfig = part(BlockConfig, tasks=("language_modeling",))
 
     def __post_init__(self) -> None:
         check(self.upsample_primary >= 1,

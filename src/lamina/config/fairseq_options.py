@@ -154,10 +154,17 @@ RETIRED: tuple[Retired, ...] = (
              flags="adaptive-input tie-adaptive-weights tie-adaptive-proj",
              values="adaptive-softmax-cutoff adaptive-softmax-dropout adaptive-softmax-factor adaptive-input-factor "
                     "adaptive-input-cutoff", is_refused=True),
-    *_retire("train", _NOT_YET.format("language models"),
-             flags="self-target future-target past-target add-bos-token no-decoder-final-norm character-embeddings",
-             values="sample-break-mode tokens-per-sample output-dictionary-size decoder-output-dim decoder-input-dim "
-                    "character-filters character-embedding-dim char-embedder-highway-layers", is_refused=True),
+    *_retire("train", "the future is what a language model predicts", flags="future-target"),
+    *_retire("train", "a language model predicts the future alone", flags="self-target past-target", is_refused=True),
+    *_retire("train", "a block begins after the token before it, and a text after </s>: <s> would say nothing",
+             flags="add-bos-token", is_refused=True),
+    *_retire("train", "a dictionary is made smaller by `lamina preprocess --nwordssrc`",
+             values="output-dictionary-size", is_refused=True),
+    *_retire("train", "words are embedded whole, or in subwords that `lamina preprocess --subword` makes",
+             flags="character-embeddings", values="character-filters character-embedding-dim char-embedder-highway-layers",
+             is_refused=True),
+    *_retire("train", _NOT_YET.format("language models"), flags="no-decoder-final-norm",
+             values="decoder-output-dim decoder-input-dim", is_refused=True),
     *_retire("train", _NOT_YET.format("masked language models"),
              flags="freq-weighted-replacement mask-whole-words regression-target no-shuffle truncate-sequence "
                    "add-prev-output-tokens load-checkpoint-heads",

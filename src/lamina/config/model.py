@@ -102,8 +102,8 @@ class ClassifierConfig:
 class ModelConfig:
     """Model."""
 
-    encoder: StackConfig = part(StackConfig, "encoder-")
-    decoder: StackConfig = part(StackConfig, "decoder-")
+    encoder: StackConfig = part(StackConfig, "encoder-", tasks=("translation", "masked_lm", "sentence_prediction"))
+    decoder: StackConfig = part(StackConfig, "decoder-", tasks=("translation", "language_modeling"))
     embedding: EmbeddingConfig = part(EmbeddingConfig)
     dropout: DropoutConfig = part(DropoutConfig)
     layer_drop_schedule: str = flag("constant", "how LayerDrop's rate p is shared out: every layer has p (constant), or layer "

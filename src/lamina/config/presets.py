@@ -63,16 +63,43 @@ def roberta_large() -> ModelConfig:
     return replace(config, encoder=replace(config.encoder, num_layers=24, model_dim=1024, ffn_dim=4096, num_heads=16))
 
 
+def transformer_lm() -> ModelConfig:
+    """A decoder alone, Pre-LN, as the references build it."""
+    return replace(transformer(), decoder=StackConfig(is_pre_norm=True))
+
+
+def transformer_lm_big() -> ModelConfig:
+    wide = StackConfig(num_layers=12, model_dim=1024, ffn_dim=4096, num_heads=16, is_pre_norm=True)
+    return replace(transformer_lm(), decoder=wide)
+
+
+def transformer_lm_gpt() -> ModelConfig:
+    """The size of GPT (Radford et al. 2018, §4.1)."""
+    stack = StackConfig(num_layers=12, model_dim=768, ffn_dim=3072, num_heads=12, is_pre_norm=True)
+    return replace(transformer_lm(), decoder=stack, activation="gelu", dropout=DropoutConfig(dropout_p=0.1, attention_p=0.1))
+
+
+def tiny_lm() -> ModelConfig:
+    """Small enough to train on a laptop's processor while one waits."""
+    stack = StackConfig(num_layers=2, model_dim=128, ffn_dim=256, num_heads=4, is_pre_norm=True)
+    return replace(transformer_lm(), decoder=stack)
+
+
 TRANSLATION_PRESETS: dict[str, Callable[[], ModelConfig]] = {
     preset.__name__: preset
     for preset in (transformer, transformer_iwslt_de_en, transformer_wmt_en_de, transformer_vaswani_wmt_en_de_big,
                    transformer_vaswani_wmt_en_fr_big, transformer_wmt_en_de_big, transformer_wmt_en_de_big_t2t, tiny)
 }
 
+LANGUAGE_MODEL_PRESETS: dict[str, Callable[[], ModelConfig]] = {
+    preset.__name__: preset for preset in (transformer_lm, transformer_lm_big, transformer_lm_gpt, tiny_lm)
+}
+
 # By the task that they are made for, whose default is the first. The keys are the names of all tasks: tasks/ has a class and
 # models/build.py a builder for each, and a test compares the three.
 TASK_PRESETS: dict[str, dict[str, Callable[[], ModelConfig]]] = {
     "translation": TRANSLATION_PRESETS,
+    "language_modeling": LANGUAGE_MODEL_PRESETS,
 }
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
     name: preset for presets in TASK_PRESETS.values() for name, preset in presets.items()}
@@ -88,4 +115,6 @@ def preset_values(arch: str, explicit: dict[str, Any]) -> dict[str, Any]:
         for width in ("embed-dim", "ffn-embed-dim"):
             if f"encoder-{width}" in explicit:
                 values[f"decoder-{width}"] = explicit[f"encoder-{width}"]
+    if arch in LANGUAGE_MODEL_PRESETS and "tokens-per-sample" in explicit:
+        values["max-target-positions"] = explicit["tokens-per-sample"]
     return values

@@ -73,6 +73,27 @@ class Batch:
         return moved(self, device)
 
 
+@dataclass(frozen=True)
+class TokenBatch:
+    """Rows of one text, padded on the right, and what should be said at each place; pads where nothing counts."""
+
+    tokens: Tensor  # (B, T)
+    target: Tensor  # (B, T)
+    num_target_tokens: int
+    indices: tuple[int, ...]
+
+    @property
+    def inputs(self) -> tuple[Tensor]:
+        return (self.tokens,)
+
+    @property
+    def num_sentences(self) -> int:
+        return len(self.indices)
+
+    def to(self, device: torch.device) -> TokenBatch:
+        return moved(self, device)
+
+
 def moved(batch: B, device: torch.device) -> B:
     """The same batch with its tensors on the device, copied while the host goes on."""
     if device.type == "cpu":

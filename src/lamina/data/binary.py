@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import struct
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 
@@ -111,6 +112,13 @@ class BinaryReader:
     def __reduce__(self) -> tuple[type[BinaryReader], tuple[str]]:
         # Another process maps the file itself instead of receiving a copy of it.
         return BinaryReader, (self.prefix,)
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """All sentences end to end, as one array."""
+        if not np.array_equal(self._starts, np.cumsum(self.sizes, dtype=np.int64) - self.sizes):
+            raise self._damaged(".idx", "its sentences do not follow each other, so they are no running text")
+        return self._data
 
     @property
     def num_tokens(self) -> int:

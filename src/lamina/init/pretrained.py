@@ -19,11 +19,11 @@ def load_embeddings_(model: EncoderDecoder, config: ModelConfig, vocabularies: t
              (config.decoder.embed_path, model.target_embedding.table, vocabularies[1]))
     for path, table, vocabulary in sides:
         if path is not None:
-            _fill_table_(table, Path(path), vocabulary)
+            fill_table_(table, Path(path), vocabulary)
 
 
 @torch.no_grad()
-def _fill_table_(table: TokenTable, path: Path, vocabulary: Vocabulary) -> None:
+def fill_table_(table: TokenTable, path: Path, vocabulary: Vocabulary) -> None:
     dim = table.weight.size(1)
     num_found = 0
     try:

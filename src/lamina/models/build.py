@@ -15,6 +15,7 @@ from lamina.init.admin import fill_closed_form_
 from lamina.init.bert import initialise_bert_
 from lamina.init.deepnet import DeepNetConstants, initialise_deepnet_
 from lamina.init.default import initialise_
+from lamina.models.decoder_only import DecoderOnly
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.models.masked import MaskedModel
 from lamina.nn.attention import CrossAttention, SelfAttention
@@ -24,7 +25,7 @@ from lamina.nn.feed_forward import FeedForward
 from lamina.nn.heads import LinearHead
 from lamina.nn.positions import LearnedPositions, SinusoidalPositions
 from lamina.nn.residual import Add, DeepNorm, OmegaAdd, PostNorm, PreNorm, ReZero
-from lamina.nn.stack import DecoderLayer, EncoderLayer, LayerStack
+from lamina.nn.stack import CausalLayer, DecoderLayer, EncoderLayer, LayerStack
 
 PAD_ID = 1  # of every vocabulary; text/vocabulary.py says the same, and a test holds the two together
 
@@ -70,9 +71,32 @@ def build_masked_model(config: ModelConfig, vocab_size: int) -> MaskedModel:
     return model
 
 
+def build_decoder_only(config: ModelConfig, vocab_size: int) -> DecoderOnly:
+    """A language model, freshly initialised."""
+    stack, embedding = config.decoder, config.embedding
+    table = TokenTable(vocab_size, stack.model_dim, PAD_ID)
+    output = table if embedding.share_decoder else TokenTable(vocab_size, stack.model_dim, PAD_ID)
+    constants = DeepNetConstants.of_single_stack(config.trained_depths[1])
+    layers = []
+    for _ in range(stack.num_layers):
+        attn_residual, ffn_residual = _residuals(config, stack, 2, constants.alpha)
+        layers.append(CausalLayer(_self_attention(config, stack), attn_residual, _feed_forward(config, stack), ffn_residual))
+    model = DecoderOnly(
+        target_embedding=_input_embedding(config, stack, table, embedding.max_target_positions),
+        decoder=LayerStack(layers, _final_norm(stack)),
+        head=LinearHead(output),
+        pad_id=PAD_ID,
+        max_target_positions=embedding.max_target_positions,
+    )
+    initialise_(model)
+    _initialise_branches_(config.init, model.decoder, constants.beta)
+    return model
+
+
 # By the task whose models they are: from a configuration and the sizes of the task's vocabularies.
 BUILDERS: dict[str, Callable[[ModelConfig, tuple[int, ...]], Any]] = {
     "translation": lambda config, sizes: build_model(config, *sizes),
+    "language_modeling": lambda config, sizes: build_decoder_only(config, *sizes),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from lamina.nn.attention import CrossAttention, SelfAttention
-from lamina.nn.cache import LayerCache
+from lamina.nn.cache import KeyValues, LayerCache
 from lamina.nn.embedding import Embedded
 from lamina.nn.feed_forward import FeedForward
 from lamina.nn.layout import Layout
@@ -46,6 +46,20 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         x = self.attn_residual(x, lambda x: self.attention(x, layout))
         return self.ffn_residual(x, self.ffn)
+
+
+class CausalLayer(EncoderLayer):
+    """A decoder layer that reads nothing but its own past."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self._run(x, self.attention.causal)
+
+    def step(self, x: Tensor, past: KeyValues, bias: Tensor | None) -> Tensor:
+        """The next token of each beam; `bias` keeps beams apart. x: (B, K, D)"""
+        return self._run(x, lambda x: self.attention.step(x, past, bias))
+
+    def _run(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        return self.ffn_residual(self.attn_residual(x, attend), self.ffn)
 
 
 class DecoderLayer(nn.Module):

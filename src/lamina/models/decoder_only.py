@@ -1,0 +1,86 @@
+"""The decoder-only Transformer: a language model, which predicts each token from those before it."""
+
+# B batch, T tokens, K beams, V vocabulary, D model_dim
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lamina.nn.cache import Ancestry, KeyValues
+from lamina.nn.embedding import InputEmbedding
+from lamina.nn.heads import LinearHead, Term, log_probs
+from lamina.nn.layout import Layout
+from lamina.nn.stack import CausalLayer, LayerStack
+
+
+@dataclass
+class TextState:
+    """What stepwise generation carries from one token to the next, for K beams of each of B texts."""
+
+    layers: list[KeyValues]
+    ancestry: Ancestry
+    length: int = 0
+
+    def reorder_(self, parents: Tensor) -> None:
+        """Beam k of each text goes on from what was beam parents[:, k]. parents: (B, K)"""
+        self.ancestry.reorder_(parents, self.length)
+
+    def select_(self, rows: Tensor) -> None:
+        """Only these texts go on. rows: (B',)"""
+        self.ancestry.select_(rows)
+        for layer in self.layers:
+            layer.select_(rows)
+
+
+class DecoderOnly(nn.Module):
+    """Blocks only: what they are and how they are shared was decided in models/build.py."""
+
+    def __init__(self, *, target_embedding: InputEmbedding, decoder: LayerStack, head: LinearHead, pad_id: int,
+                 max_target_positions: int) -> None:
+        super().__init__()
+        self.target_embedding = target_embedding
+        self.decoder = decoder
+        self.head = head
+        self.pad_id = pad_id
+        self.max_target_positions = max_target_positions
+
+    def forward(self, tokens: Tensor, runs: Sequence[bool] | None = None) -> list[Term]:
+        """What the head says of the token after each place. tokens: (B, T), padded on the right"""
+        layout = Layout.of_ids(tokens, self.pad_id)
+        output = self.decoder(self.target_embedding(tokens, layout), lambda layer, index, x: layer(x), runs)
+        return self.head.terms(output, output, layout)
+
+    @property
+    def output_weight(self) -> Tensor:
+        return self.head.table.weight
+
+    def log_probs(self, tokens: Tensor) -> Tensor:
+        """Log-probabilities of the token after each place. (B, T) -> (B, T, V)"""
+        return log_probs(self(tokens), self.output_weight)
+
+    @torch.no_grad()
+    def start(self, tokens: Tensor, max_length: int | None = None, num_beams: int = 1) -> TextState:
+        """Prepare for at most `max_length` tokens of `num_beams` texts each; of `tokens` (B, ...) only the number counts."""
+        max_length = max_length or self.max_target_positions
+        layers = []
+        for layer in self.decoder.layers:
+            assert isinstance(layer, CausalLayer)
+            like = layer.attention.split(layer.attention.out_proj.weight.new_empty(len(tokens), 0,
+                                                                                   layer.attention.out_proj.in_features))
+            layers.append(KeyValues.empty(like, num_beams, max_length))
+        return TextState(layers, Ancestry(len(tokens), num_beams, max_length, tokens.device))
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, state: TextState) -> Tensor:
+        """Feed each beam its next token; log-probabilities of the one after. tokens: (B, K) -> (B, K, V), or (B,) -> (B, V)"""
+        ids = tokens.view(len(tokens), -1)
+        embedded = self.target_embedding.step(ids, state.length)
+        state.length += 1
+        bias = state.ancestry.bias(state.length, embedded.input.dtype)
+        output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], bias))
+        scores = log_probs(self.head.terms(output, output, Layout.of_ids(ids, self.pad_id)), self.output_weight)
+        return scores if tokens.dim() == 2 else scores[:, 0]

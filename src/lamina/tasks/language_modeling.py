@@ -1,0 +1,55 @@
+"""Language modelling: what comes next in a running text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from lamina.config.batches import DataConfig
+from lamina.config.model import ModelConfig
+from lamina.data.blocks import TokenBlocks, find_language, open_blocks
+from lamina.data.folder import check_finished, dictionary_name, read_manifest
+from lamina.init.pretrained import fill_table_
+from lamina.models.decoder_only import DecoderOnly
+from lamina.tasks.base import Task
+from lamina.text.subword import Subword, Whitespace, load_subwords
+from lamina.text.vocabulary import Vocabulary
+
+NO_LANGUAGE = "text"  # what a text without a language is called in checkpoints and messages
+
+
+class LanguageModeling(Task):
+    """One text, in blocks; perplexity judges."""
+
+    name = "language_modeling"
+    vocabularies: tuple[Vocabulary]
+    subwords: tuple[Subword]
+
+    def __init__(self, data: DataConfig, model: ModelConfig) -> None:
+        super().__init__(data, model)
+        folder = self.folders[0]
+        self.language = find_language(folder, data.train_subset)
+        check_finished(folder)
+        self.languages = (self.language or NO_LANGUAGE,)
+        self.vocabularies = (Vocabulary.load(folder / dictionary_name(self.language)),)
+        stored = load_subwords(folder) if read_manifest(folder) is not None else {}
+        self.subwords = (stored.get(self.language or "", Whitespace()),)
+
+    @property
+    def max_positions(self) -> tuple[int]:
+        return (self.model_config.embedding.max_target_positions,)
+
+    def open_split(self, folder: Path, split: str, *, is_training: bool) -> TokenBlocks:
+        blocks = self.data.blocks
+        return open_blocks(folder, split, self.language, len(self.vocabularies[0]), block_size=blocks.size,
+                           break_mode=blocks.break_mode, adds_numbered=is_training,
+                           upsample_primary=self.data.upsample_primary if is_training else 1)
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        path = self.model_config.decoder.embed_path
+        if path is not None:
+            assert isinstance(model, DecoderOnly)
+            fill_table_(model.target_embedding.table, Path(path), self.vocabularies[0])
+        return model
