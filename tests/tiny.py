@@ -106,3 +106,7 @@ def make_data(folder: Path, num_lines: int = 20, flags: tuple[str, ...] = ("--jo
 TINY_FLAGS = ("--arch", "tiny", "--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "16",
               "--encoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2", "--decoder-attention-heads", "2",
               "--share-all-embeddings", "--max-tokens", "64", "--warmup-updates", "4", "--lr", "0.005", "--log-interval", "1")
+
+TINY_MASKED_FLAGS = ("--encoder-layers", "2", "--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "64",
+                     "--encoder-attention-heads", "2", "--max-positions", "64", "--dropout", "0.0", "--attention-dropout",
+                     "0.0", "--log-interval", "10", "--cpu")

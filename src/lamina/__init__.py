@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lamina.api import Score, Translation, Translator, load
+    from lamina.api_masked import Filling, MaskedLanguageModel, Prediction
 
 __version__ = "0.1.0"
-__all__ = ["Score", "Translation", "Translator", "__version__", "load"]
+__all__ = ["Filling", "MaskedLanguageModel", "Prediction", "Score", "Translation", "Translator", "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:
     # Only on demand: `lamina --help` should not wait for torch.
-    if name in ("Score", "Translation", "Translator", "load"):
+    if name in __all__:
         import lamina.api
 
-        return getattr(lamina.api, name)
+        return getattr(lamina.api_masked if name in ("Filling", "MaskedLanguageModel", "Prediction") else lamina.api, name)
     raise AttributeError(f"module 'lamina' has no attribute {name!r}")

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from lamina.api_masked import MaskedLanguageModel
 from lamina.checkpoint.loading import load_for_use
 from lamina.config.decode import SearchConfig
 from lamina.config.fields import build
@@ -65,13 +66,14 @@ class Score:
 def load(path: str | Path | Sequence[str | Path], device: torch.device | str | None = None,
          dtype: torch.dtype | str | None = None, *, encoder_layers_to_keep: str | int | Sequence[int] | None = None,
          decoder_layers_to_keep: str | int | Sequence[int] | None = None, overrides: Mapping[str, Any] | None = None,
-         notice: Callable[[str], object] | None = None, say: Callable[[str], object] | None = None) -> Translator:
+         notice: Callable[[str], object] | None = None, say: Callable[[str], object] | None = None) -> Any:
     """The model of a checkpoint, or an ensemble of several: a list, or `a.pt:b.pt`.
 
     It runs on a GPU if there is one, unless `device` says otherwise, and in float32 unless `dtype` ("fp16", "bf16") does.
     `encoder_layers_to_keep` and `decoder_layers_to_keep` prune every model: a list of layers, a number of them, or text as for
     the flags. `overrides` replaces settings of the stored models, by flag, and may hold these two; `notice` hears of those that
     models do not have and of doubtful pruning, and `say` the line about pruning that scripts read.
+    The task of the checkpoint decides what comes back: a Translator, or a MaskedLanguageModel.
     """
     paths = [Path(name) for name in (path.split(":") if isinstance(path, str) else [path] if isinstance(path, Path) else path)]
     if not paths:
@@ -249,7 +251,7 @@ class Translator:
 
 
 # What `load` returns, by the task of the checkpoint.
-APIS: dict[str, type[Translator]] = {"translation": Translator}
+APIS: dict[str, type] = {"translation": Translator, "sentence_prediction": MaskedLanguageModel}
 
 
 def search_config(**options: Any) -> SearchConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lamina.config.fields import REQUIRED, check, flag, part
+from lamina.config.masked import MaskingConfig, SentenceConfig
 
 BREAK_MODES = ("none", "complete", "complete_doc", "eos")
 
@@ -36,6 +37,8 @@ class DataConfig:
     upsample_primary: int = flag(1, "how many times to read NAME when NAME1, .. are added")
     truncate_source: bool = flag(False, "cut sources to --max-source-positions instead of leaving the pair out",
                                  tasks=("translation",))
+    masking: MaskingConfig = part(MaskingConfig, tasks=("masked_lm",))
+    sentences: SentenceConfig = part(SentenceConfig, tasks=("sentence_prediction",))
 
     blocks: BlockConfig = part(BlockConfig, tasks=("language_modeling",))
 

@@ -165,10 +165,11 @@ RETIRED: tuple[Retired, ...] = (
              is_refused=True),
     *_retire("train", _NOT_YET.format("language models"), flags="no-decoder-final-norm",
              values="decoder-output-dim decoder-input-dim", is_refused=True),
-    *_retire("train", _NOT_YET.format("masked language models"),
-             flags="freq-weighted-replacement mask-whole-words regression-target no-shuffle truncate-sequence "
-                   "add-prev-output-tokens load-checkpoint-heads",
-             values="mask-prob leave-unmasked-prob random-token-prob init-token separator-token save-predictions",
+    *_retire("train", "training batches are drawn anew each epoch, and validation keeps its order", flags="no-shuffle",
+             is_refused=True),
+    *_retire("train", "sentences are classified by encoders alone", flags="add-prev-output-tokens", is_refused=True),
+    *_retire("train", "a checkpoint's own head always loads with it", flags="load-checkpoint-heads"),
+    *_retire("train", "predictions are had from Python: lamina.load(FILE).predict_all(...)", values="save-predictions",
              is_refused=True),
     # Commands that use a trained model: fairseq accepted training's options here and read none of them.
     *_retire("generate interactive", "it belongs to training, and decoding never read it",

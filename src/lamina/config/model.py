@@ -57,7 +57,7 @@ class EmbeddingConfig:
     max_source_positions: int = flag(1024, "longest source, in tokens; longer pairs are left out and named")
     max_target_positions: int = flag(1024, "longest target, in tokens; longer pairs are left out and named")
     max_positions: int = flag(512, "longest input of a masked language model or classifier, in tokens, <s> included; follows "
-                                   "--tokens-per-sample if that is given alone")
+                                   "--tokens-per-sample if that is given alone", tasks=("masked_lm", "sentence_prediction"))
 
     def __post_init__(self) -> None:
         for name in ("max_source_positions", "max_target_positions", "max_positions"):
@@ -85,6 +85,8 @@ class ClassifierConfig:
     """Sentence classification."""
 
     num_classes: int = flag(0, "classes of the sentence head; 1 with --regression-target")
+    init_token: int = flag(0, "id put in front of each input, <s> by default; -1: none", needs="num-classes")
+    separator_token: int = flag(2, "id put between the two inputs of a pair, </s> by default; -1: none", needs="num-classes")
     name: str = flag("sentence_classification_head", "what the head is called: predict() asks for it by this name",
                      name="classification-head-name", needs="num-classes")
     activation: str = flag("tanh", "activation inside the head", name="pooler-activation-fn", choices=ACTIVATIONS,
@@ -93,6 +95,8 @@ class ClassifierConfig:
 
     def __post_init__(self) -> None:
         check(self.num_classes >= 0, f"--num-classes is {self.num_classes}; it must be 1 or more.")
+        for name in ("init_token", "separator_token"):
+            check(getattr(self, name) >= -1, f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be an id, or -1.")
         check(bool(self.name) and "." not in self.name,
               f"--classification-head-name is {self.name!r}; it becomes part of parameter names: use no dots.")
         check(0.0 <= self.dropout_p < 1.0, f"--pooler-dropout is {self.dropout_p}; it must lie in [0, 1).")
@@ -111,7 +115,7 @@ class ModelConfig:
                                     "p * (N+1)/2N (linear)", name="layerdrop-schedule", choices=("constant", "linear"),
                                     paper="Huang et al. 2016 §3")
     activation: str = flag("relu", "activation of the feed-forward blocks", name="activation-fn", choices=ACTIVATIONS)
-    classifier: ClassifierConfig = part(ClassifierConfig)
+    classifier: ClassifierConfig = part(ClassifierConfig, tasks=("sentence_prediction",))
     init: Init = variant("init-type", INIT_HELP, INIT_TYPES, default="default")
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ from lamina.config.fields import (
     suggestion,
     unique_leaves,
 )
-from lamina.config.presets import PRESETS, TASK_PRESETS, preset_values
+from lamina.config.presets import PRESETS, TASK_DEFAULTS, TASK_PRESETS, preset_values
 from lamina.errors import ConfigError
 
 T = TypeVar("T")
@@ -192,4 +192,5 @@ def resolve(cls: type[T], given: dict[str, Any]) -> T:
             raise ConfigError(f"--arch {arch} is a preset for --task {owner}, and the task is {task}. Add --task {owner}, or "
                               f"choose one of {', '.join(presets)}.")
         base = {"arch": arch, **preset_values(arch, given)}
+        base |= TASK_DEFAULTS.get(task, {})
     return build(cls, base | given, given)

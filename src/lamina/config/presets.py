@@ -94,12 +94,19 @@ TRANSLATION_PRESETS: dict[str, Callable[[], ModelConfig]] = {
 LANGUAGE_MODEL_PRESETS: dict[str, Callable[[], ModelConfig]] = {
     preset.__name__: preset for preset in (transformer_lm, transformer_lm_big, transformer_lm_gpt, tiny_lm)
 }
+MASKED_PRESETS: dict[str, Callable[[], ModelConfig]] = {preset.__name__: preset for preset in (roberta_base, roberta_large)}
+
+# What a task takes where nothing is given and the option's own default is another task's.
+TASK_DEFAULTS: dict[str, dict[str, Any]] = {
+    "sentence_prediction": {"criterion": "sentence_prediction"},
+}
 
 # By the task that they are made for, whose default is the first. The keys are the names of all tasks: tasks/ has a class and
 # models/build.py a builder for each, and a test compares the three.
 TASK_PRESETS: dict[str, dict[str, Callable[[], ModelConfig]]] = {
     "translation": TRANSLATION_PRESETS,
     "language_modeling": LANGUAGE_MODEL_PRESETS,
+    "sentence_prediction": MASKED_PRESETS,
 }
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
     name: preset for presets in TASK_PRESETS.values() for name, preset in presets.items()}

@@ -32,10 +32,22 @@ class LabelSmoothedCrossEntropy:
         check(0.0 <= self.smoothing < 1.0, f"--label-smoothing is {self.smoothing}; it must lie in [0, 1).")
 
 
+@dataclass(frozen=True, kw_only=True)
+class MaskedLmLoss(CrossEntropy):
+    """Loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceLoss(CrossEntropy):
+    """Loss."""
+
+
 Criterion = CrossEntropy | LabelSmoothedCrossEntropy
 CRITERIA: dict[str, type] = {
     "cross_entropy": CrossEntropy,
     "label_smoothed_cross_entropy": LabelSmoothedCrossEntropy,
+    "masked_lm": MaskedLmLoss,
+    "sentence_prediction": SentenceLoss,
 }
 
 
@@ -87,6 +99,9 @@ class PrecisionConfig:
             check(getattr(self, name) > 0, f"--{name.replace('_', '-')} must be above 0.")
 
 
+LARGER_IS_BETTER = ("bleu", "accuracy", "f1", "pearson")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ValidationConfig:
     """Validation."""
@@ -104,8 +119,9 @@ class ValidationConfig:
     print_samples: bool = flag(False, "show a sample translation at each validation", name="eval-bleu-print-samples",
                                needs="eval-bleu")
     best_metric: str = flag("loss", "what decides checkpoint_best.pt", name="best-checkpoint-metric",
-                            choices=("loss", "nll_loss", "ppl", "bleu"), needs="!disable-validation")
-    is_maximized: bool = flag(False, "larger is better; implied by bleu", name="maximize-best-checkpoint-metric")
+                            choices=("loss", "nll_loss", "ppl", *LARGER_IS_BETTER), needs="!disable-validation")
+    is_maximized: bool = flag(False, f"larger is better; implied by {', '.join(LARGER_IS_BETTER)}",
+                              name="maximize-best-checkpoint-metric")
     patience: int = flag(-1, "stop after this many validations without improvement; -1: never",
                          needs="!disable-validation")
 
@@ -114,9 +130,9 @@ class ValidationConfig:
         check(self.interval_updates >= 0, "--validate-interval-updates must be 0 (off) or above.")
         check(self.best_metric != "bleu" or self.eval_bleu,
               "--best-checkpoint-metric bleu needs BLEU at validation: add --eval-bleu.")
-        check(not self.is_maximized or self.best_metric == "bleu",
-              f"--maximize-best-checkpoint-metric would keep the worst model by {self.best_metric}. "
-              "Leave it out, or choose --best-checkpoint-metric bleu.")
+        check(not self.is_maximized or self.best_metric in LARGER_IS_BETTER,
+              f"--maximize-best-checkpoint-metric would keep the worst model by {self.best_metric}. Leave it out, or choose "
+              f"--best-checkpoint-metric {' or '.join(LARGER_IS_BETTER)}.")
         check(self.patience == -1 or self.patience >= 1, f"--patience is {self.patience}; it must be at least 1, or -1.")
 
 
@@ -193,5 +209,19 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check(0 <= self.seed < 2**31, f"--seed is {self.seed}; it must be a whole number from 0 to 2^31 - 1.")
         check(self.batches.is_limited, "a batch needs a limit: give --max-tokens (4096 is a good start) or --batch-size.")
+        self._check_criterion()
         check(not (self.saving.interval_updates and self.validation.is_off and self.validation.patience != -1),
               "--patience needs validation; leave out --disable-validation.")
+
+    def _check_criterion(self) -> None:
+        criterion, is_sentences = self.optimization.criterion, self.task == "sentence_prediction"
+        for kind, task in ((MaskedLmLoss, "masked_lm"), (SentenceLoss, "sentence_prediction")):
+            check(not isinstance(criterion, kind) or self.task == task,
+                  f"--criterion {task} belongs to --task {task}, and the task is {self.task}. Leave it out.")
+        check(not is_sentences or isinstance(criterion, SentenceLoss),
+              "--task sentence_prediction has --criterion sentence_prediction and no other. Leave --criterion out.")
+        metric = self.validation.best_metric
+        is_measured = is_sentences and (metric == "pearson") == self.data.sentences.is_regression
+        check(metric not in ("accuracy", "f1", "pearson") or is_measured,
+              f"--best-checkpoint-metric {metric} is not measured by this run: accuracy and f1 belong to --task "
+              "sentence_prediction, pearson to it with --regression-target.")

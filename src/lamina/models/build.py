@@ -65,6 +65,7 @@ def build_masked_model(config: ModelConfig, vocab_size: int) -> MaskedModel:
         classifiers=heads,
         pad_id=PAD_ID,
         max_positions=config.embedding.max_positions,
+        frame=(classifier.init_token, classifier.separator_token),
     )
     initialise_bert_(model)
     _initialise_branches_(config.init, model.encoder, constants.beta)
@@ -97,6 +98,7 @@ def build_decoder_only(config: ModelConfig, vocab_size: int) -> DecoderOnly:
 BUILDERS: dict[str, Callable[[ModelConfig, tuple[int, ...]], Any]] = {
     "translation": lambda config, sizes: build_model(config, *sizes),
     "language_modeling": lambda config, sizes: build_decoder_only(config, *sizes),
+    "sentence_prediction": lambda config, sizes: build_masked_model(config, sizes[0]),
 }
 
 

@@ -17,7 +17,8 @@ class MaskedModel(nn.Module):
     """Blocks only, as in EncoderDecoder. `classifiers` are sentence heads by name; a pretrained model has none."""
 
     def __init__(self, *, embedding: InputEmbedding, encoder: LayerStack, head: MaskedHead,
-                 classifiers: dict[str, SentenceHead], pad_id: int, max_positions: int) -> None:
+                 classifiers: dict[str, SentenceHead], pad_id: int, max_positions: int,
+                 frame: tuple[int, int] = (-1, -1)) -> None:
         super().__init__()
         self.source_embedding = embedding
         self.encoder = encoder
@@ -25,6 +26,7 @@ class MaskedModel(nn.Module):
         self.classifiers = nn.ModuleDict(classifiers)
         self.pad_id = pad_id
         self.max_positions = max_positions
+        self.frame = frame  # ids in front of an input and between two, -1 for none: how the sentence head's inputs look
 
     def encode(self, tokens: Tensor, runs: Runs = ALL_RUN) -> StackOutput:
         layout = Layout.of_ids(tokens, self.pad_id)
@@ -52,6 +54,7 @@ class MaskedModel(nn.Module):
         """Scores of every token of the vocabulary at every place. (B, T) -> (B, T, V)"""
         return self.head.logits(self.encode(tokens).final)
 
-    def classify(self, tokens: Tensor, name: str, runs: Runs = ALL_RUN) -> Tensor:
-        """Scores of the classes of the sentence head `name`. (B, T) -> (B, C)"""
+    def classify(self, tokens: Tensor, name: str | None = None, runs: Runs = ALL_RUN) -> Tensor:
+        """Scores of the classes of the sentence head `name`, or of the only one. (B, T) -> (B, C)"""
+        name = next(iter(self.classifiers)) if name is None else name
         return self.classifiers[name](self.encode(tokens, runs).final)

@@ -22,14 +22,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
+from lamina.checkpoint.format import Checkpoint
 from lamina.config.batches import DataConfig
 from lamina.config.model import ModelConfig
 from lamina.config.train import ValidationConfig
 from lamina.data.corpus import Corpus
 from lamina.data.feed import Feed
-from lamina.errors import DataError
+from lamina.errors import CheckpointError, DataError
 from lamina.models.build import BUILDERS
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import Vocabulary
@@ -39,6 +40,7 @@ class Task(ABC):
     """An opened data folder (or several that take turns), and what to make of it."""
 
     name: ClassVar[str]
+    begins_from: ClassVar[tuple[str, ...]] = ()  # other tasks, whose models may lend this one's their weights
 
     # One of each for every vocabulary, in the order in which the model's builder wants their sizes.
     languages: tuple[str, ...]
@@ -75,6 +77,24 @@ class Task(ABC):
     def build_model(self) -> nn.Module:
         """Freshly initialised; torch's global seed decides its weights."""
         return BUILDERS[self.name](self.model_config, tuple(map(len, self.vocabularies)))
+
+    def starting_weights(self, model: nn.Module, checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
+        """What a checkpoint gives the model to begin with, by name; an error where the two do not belong together."""
+        self.check_origin(checkpoint, path)
+        for side, theirs, ours in zip(checkpoint.sides, checkpoint.vocabularies(), self.vocabularies, strict=True):
+            self.check_dictionary(side, theirs, ours, path)
+        return checkpoint.weights
+
+    def check_origin(self, checkpoint: Checkpoint, path: Path) -> None:
+        if checkpoint.task not in (self.name, *self.begins_from):
+            raise CheckpointError(f"{path} was trained with --task {checkpoint.task}, not {self.name}. Give that task, or "
+                                  "another --save-dir to start afresh in.")
+
+    def check_dictionary(self, side: str, theirs: Vocabulary, ours: Vocabulary, path: Path) -> None:
+        if theirs != ours:
+            raise CheckpointError(f"{path} was trained with the {side} dictionary {theirs.digest}, but {self.folders[0]} has "
+                                  f"{ours.digest}. Pass the matching data folder, or preprocess again with that dictionary "
+                                  "(--srcdict, --tgtdict).")
 
     def figures(self, model: nn.Module, feed: Feed, config: ValidationConfig, note: Callable[[str], Any]) -> dict[str, float]:
         """What validation reports besides loss and perplexity; `note` shows a line to the person who watches."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from lamina.config.train import Criterion
+from lamina.config.train import Criterion, SentenceLoss
 from lamina.data.batching import AnyBatch
 from lamina.nn.heads import Term
 from lamina.nn.stack import ALL_RUN, Runs
@@ -30,9 +30,20 @@ class LossSums(NamedTuple):
 
 def batch_loss(model: Any, batch: AnyBatch, criterion: Criterion, runs: Runs = ALL_RUN) -> LossSums:
     """What a criterion says of a batch, where the layers `runs` run; the one place that training and validation ask."""
+    if isinstance(criterion, SentenceLoss):
+        return sentence_loss(model.classify(*batch.inputs, runs=runs), batch.target)
     return label_smoothed_loss(model(*batch.inputs, runs=runs), model.output_weight, batch.target,
                                smoothing=criterion.smoothing, pad_id=model.pad_id,
                                output_bias=getattr(model, "output_bias", None))
+
+
+def sentence_loss(scores: Tensor, target: Tensor) -> LossSums:
+    """Cross entropy of the classes, or the squared error where the targets are numbers. scores: (B, C), target: (B,)"""
+    if target.is_floating_point():
+        loss = F.mse_loss(scores[:, 0].float(), target, reduction="sum")
+    else:
+        loss = F.cross_entropy(scores.float(), target, reduction="sum")
+    return LossSums(loss, loss.detach())
 
 
 def label_smoothed_loss(terms: list[Term], output_weight: Tensor, target: Tensor, *, smoothing: float, pad_id: int,

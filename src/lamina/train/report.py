@@ -52,10 +52,11 @@ def gib_in_use(device: torch.device) -> float:
 
 
 DECIMALS = {"loss": 3, "nll_loss": 3, "ppl": 2, "wps": 0, "ups": 2, "wpb": 1, "bsz": 1, "gnorm": 3, "mem_gib": 2, "bleu": 2,
-            "best_loss": 3, "best_nll_loss": 3, "best_ppl": 2, "best_bleu": 2}
+            "accuracy": 4, "f1": 4, "mse": 4, "pearson": 4}
 
 
 def format_figure(name: str, value: Any) -> str:
+    name = name.removeprefix("best_")
     if name == "lr":
         return f"{value:.6g}"
     return f"{value:.{DECIMALS[name]}f}" if name in DECIMALS else str(value)

@@ -58,15 +58,7 @@ def find_restore_file(saving: SavingConfig) -> Path | None:
 
 
 def restore_weights_(model: nn.Module, checkpoint: Checkpoint, task: Task, path: Path) -> None:
-    if checkpoint.task != task.name:
-        raise CheckpointError(f"{path} was trained with --task {checkpoint.task}, not {task.name}. Give that task, or another "
-                              "--save-dir to start afresh in.")
-    for side, theirs, ours in zip(checkpoint.sides, checkpoint.vocabularies(), task.vocabularies, strict=True):
-        if theirs != ours:
-            raise CheckpointError(f"{path} was trained with the {side} dictionary {theirs.digest}, but {task.folders[0]} has "
-                                  f"{ours.digest}. Pass the matching data folder, or preprocess again with that dictionary "
-                                  "(--srcdict, --tgtdict).")
-    load_weights_(model, checkpoint.weights)
+    load_weights_(model, task.starting_weights(model, checkpoint, path))
 
 
 def restore_training(checkpoint: Checkpoint, updater: Updater, config: TrainConfig, note: Callable[[str], None]) -> Progress:

@@ -17,7 +17,7 @@ from lamina.checkpoint.prune import prune_on_loading
 from lamina.config.batches import BatchConfig
 from lamina.config.fields import flatten
 from lamina.config.init import AdaptiveProfiling, ProfiledInit
-from lamina.config.train import TrainConfig
+from lamina.config.train import LARGER_IS_BETTER, TrainConfig
 from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus
 from lamina.data.feed import Feed
@@ -199,7 +199,7 @@ class Run:
 
     @property
     def _is_maximized(self) -> bool:
-        return self.config.validation.best_metric == "bleu"
+        return self.config.validation.best_metric in LARGER_IS_BETTER
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
         if not metrics:
@@ -231,6 +231,8 @@ class Run:
             return None
         checkpoint = prune_on_loading(load_checkpoint(path, self.device), config.keep, path, say=self.reporter.note,
                                       warn=self.reporter.note)
+        # A model of another task lends its weights; its updates and scores mean nothing here.
+        is_resumed = is_resumed and checkpoint.task == config.task
         if not is_resumed:
             self.reporter.note(f"weights taken from {path}")
         return StartingPoint(path, checkpoint, is_resumed)
