@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,7 @@ from lamina.nn.cache import Ancestry, KeyValues
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.heads import LinearHead, Term, log_probs
 from lamina.nn.layout import Layout
-from lamina.nn.stack import CausalLayer, LayerStack
+from lamina.nn.stack import ALL_RUN, CausalLayer, LayerStack, Runs
 
 
 @dataclass
@@ -24,6 +23,7 @@ class TextState:
     layers: list[KeyValues]
     ancestry: Ancestry
     length: int = 0
+    runs: Runs = ALL_RUN
 
     def reorder_(self, parents: Tensor) -> None:
         """Beam k of each text goes on from what was beam parents[:, k]. parents: (B, K)"""
@@ -48,22 +48,23 @@ class DecoderOnly(nn.Module):
         self.pad_id = pad_id
         self.max_target_positions = max_target_positions
 
-    def forward(self, tokens: Tensor, runs: Sequence[bool] | None = None) -> list[Term]:
+    def forward(self, tokens: Tensor, runs: Runs = ALL_RUN) -> list[Term]:
         """What the head says of the token after each place. tokens: (B, T), padded on the right"""
         layout = Layout.of_ids(tokens, self.pad_id)
-        output = self.decoder(self.target_embedding(tokens, layout), lambda layer, index, x: layer(x), runs)
+        output = self.decoder(self.target_embedding(tokens, layout), lambda layer, index, x: layer(x), runs.decoder)
         return self.head.terms(output, output, layout)
 
     @property
     def output_weight(self) -> Tensor:
         return self.head.table.weight
 
-    def log_probs(self, tokens: Tensor) -> Tensor:
+    def log_probs(self, tokens: Tensor, runs: Runs = ALL_RUN) -> Tensor:
         """Log-probabilities of the token after each place. (B, T) -> (B, T, V)"""
-        return log_probs(self(tokens), self.output_weight)
+        return log_probs(self(tokens, runs), self.output_weight)
 
     @torch.no_grad()
-    def start(self, tokens: Tensor, max_length: int | None = None, num_beams: int = 1) -> TextState:
+    def start(self, tokens: Tensor, max_length: int | None = None, num_beams: int = 1,
+              runs: Runs = ALL_RUN) -> TextState:
         """Prepare for at most `max_length` tokens of `num_beams` texts each; of `tokens` (B, ...) only the number counts."""
         max_length = max_length or self.max_target_positions
         layers = []
@@ -72,7 +73,7 @@ class DecoderOnly(nn.Module):
             like = layer.attention.split(layer.attention.out_proj.weight.new_empty(len(tokens), 0,
                                                                                    layer.attention.out_proj.in_features))
             layers.append(KeyValues.empty(like, num_beams, max_length))
-        return TextState(layers, Ancestry(len(tokens), num_beams, max_length, tokens.device))
+        return TextState(layers, Ancestry(len(tokens), num_beams, max_length, tokens.device), runs=runs)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: TextState) -> Tensor:
@@ -81,6 +82,7 @@ class DecoderOnly(nn.Module):
         embedded = self.target_embedding.step(ids, state.length)
         state.length += 1
         bias = state.ancestry.bias(state.length, embedded.input.dtype)
-        output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], bias))
+        output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], bias),
+                              state.runs.decoder)
         scores = log_probs(self.head.terms(output, output, Layout.of_ids(ids, self.pad_id)), self.output_weight)
         return scores if tokens.dim() == 2 else scores[:, 0]

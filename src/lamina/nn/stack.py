@@ -101,6 +101,7 @@ class LayerStack(nn.Module):
         self.kept_states = frozenset(kept_states)
 
     def forward(self, embedded: Embedded, call: LayerCall, runs: Sequence[bool] | None = None) -> StackOutput:
+        assert runs is None or len(runs) == len(self.layers), "a yes or no for each layer"
         x = embedded.input
         states = [self._kept(0, x)]
         for index, layer in enumerate(self.layers):
