@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -13,7 +16,9 @@ from torch import Tensor, nn
 from lamina.interop.fairseq import model_from_fairseq, places
 from lamina.models.encoder_decoder import EncoderDecoder
 
-GOLDEN = Path(__file__).parent / "golden"
+# LAMINA_GOLDEN may name a folder with all the fixtures, of which the repository holds some.
+HAS_ALL = "LAMINA_GOLDEN" in os.environ
+GOLDEN = Path(os.environ.get("LAMINA_GOLDEN", Path(__file__).parent / "golden"))
 
 
 def read_json(fixture: str, name: str = "config.json") -> Any:
@@ -29,14 +34,37 @@ def read_model(fixture: str) -> EncoderDecoder:
     return model_from_fairseq(config["args"], read_tensors(fixture, "weights"), config["src_vocab"], config["tgt_vocab"])
 
 
-def compare_gradients(model: nn.Module, expected: dict[str, Tensor], share: float = 1e-5) -> None:
-    """Relative to each tensor's largest gradient; key biases have none, so what is stored for them is noise."""
+def gradients(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """Ours by the reference's names, but for key biases, which have none: what is stored for them is noise.
+
+    A parameter without a place in the model is one that nothing reads.
+    """
     ours = dict(model.named_parameters(remove_duplicate=False))
-    for name, gradient in expected.items():
-        if name.endswith("k_proj.bias"):
-            continue
-        found = torch.cat([place.view(ours[place.name].grad) for place in places(name)])
-        if name.endswith("in_proj_bias"):
-            found, gradient = (torch.cat([part.chunk(3)[0], part.chunk(3)[2]]) for part in (found, gradient))
-        atol = share * gradient.abs().max().item()
-        torch.testing.assert_close(found, gradient, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+    for name in names:
+        if not name.endswith("k_proj.bias") and all(place.name in ours for place in places(name)):
+            yield name, torch.cat([place.view(ours[place.name].grad) for place in places(name)])
+
+
+def without_key_bias(name: str, tensor: Tensor) -> Tensor:
+    return torch.cat([tensor.chunk(3)[0], tensor.chunk(3)[2]]) if name.endswith("in_proj_bias") else tensor
+
+
+def compare_gradients(model: nn.Module, expected: dict[str, Tensor], share: float = 1e-5) -> None:
+    """Relative to each tensor's largest gradient."""
+    for name, found in gradients(model, expected):
+        found, gradient = (without_key_bias(name, tensor) for tensor in (found, expected[name].to(found.dtype)))
+        torch.testing.assert_close(found, gradient, rtol=0, atol=share * gradient.abs().max().item(),
+                                   msg=lambda text, name=name: f"{name}: {text}")
+
+
+def compare_norms(model: nn.Module, expected: dict[str, Any], share: float = 1.5e-5) -> None:
+    """Norm and sum of every gradient: two numbers that stand for the tensor where the fixture is kept without it."""
+    compared = 0
+    for name, found in gradients(model, expected):
+        norm, total = expected[name]["norm"], expected[name]["sum"]
+        if not name.endswith("in_proj_bias"):
+            assert found.double().norm().item() == pytest.approx(norm, rel=share), name
+            # A sum may cancel: it is as exact as the norm and the number of entries allow.
+            assert found.double().sum().item() == pytest.approx(total, abs=share * norm * found.numel() ** 0.5), name
+            compared += 1
+    assert compared > len(expected) / 2

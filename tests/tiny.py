@@ -10,6 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from lamina.cli import main
+from lamina.config.fusion import (
+    AttendedFusion,
+    HardFusion,
+    HeadConfig,
+    MaxFusion,
+    MeanFusion,
+    MemoryConfig,
+    NoSurface,
+    PostnormFusion,
+    SoftFusion,
+)
 from lamina.config.init import DefaultInit, Init
 from lamina.config.model import ClassifierConfig, DropoutConfig, EmbeddingConfig, ModelConfig, StackConfig
 from lamina.config.presets import roberta_base
@@ -22,10 +33,28 @@ from lamina.text.vocabulary import EOS, PAD
 VOCABULARY_SIZE = 40
 
 
+# What cross-attention and the softmax read, and both at once.
+FUSIONS: dict[str, dict[str, Any]] = {
+    "layer-wise": {"memory": MemoryConfig(is_layer_wise=True)},
+    "transparent": {"memory": MemoryConfig(is_transparent=True)},
+    "fine-grained with embedding": {"memory": MemoryConfig(is_transparent=True, is_fine_grained=True, reads_embedding=True)},
+    "transparent with all": {"memory": MemoryConfig(is_transparent=True, reads_embedding=True, embedding_has_positions=True,
+                                                    reads_input=True, has_ffn=True)},
+    "att hard": {"surface": AttendedFusion(mode=HardFusion(gate=0.8))},
+    "att learned": {"surface": AttendedFusion(has_linear=True, num_heads=2, layer=0)},
+    "att soft": {"surface": AttendedFusion(mode=SoftFusion(tau=0.7), has_ffn=False, has_positions=True)},
+    "mean postnorm": {"surface": MeanFusion(mode=PostnormFusion())},
+    "max hard": {"surface": MaxFusion()},
+    "both": {"memory": MemoryConfig(is_transparent=True, reads_embedding=True),
+             "surface": AttendedFusion(mode=HardFusion(gate=0.6))},
+}
+
+
 def tiny_config(*, is_pre_norm: bool = False, num_layers: int = 2, dropout_p: float = 0.0, init: Init | None = None,
-                **embedding: Any) -> ModelConfig:
+                memory: MemoryConfig | None = None, surface: HeadConfig | None = None, **embedding: Any) -> ModelConfig:
     stack = StackConfig(num_layers=num_layers, model_dim=16, ffn_dim=32, num_heads=2, is_pre_norm=is_pre_norm)
     return ModelConfig(encoder=stack, decoder=stack, dropout=DropoutConfig(dropout_p=dropout_p), init=init or DefaultInit(),
+                       memory=memory or MemoryConfig(), surface=surface or NoSurface(),
                        embedding=replace(EmbeddingConfig(share_all=True, max_source_positions=64, max_target_positions=64),
                                          **embedding))
 

@@ -60,7 +60,7 @@ def test_print_config_is_a_recipe_that_gives_itself(tmp_path, capsys):
 
 @pytest.mark.parametrize(("text", "message"), [
     ("max-tokens: [", "not YAML"), ("- a\n- b\n", "`flag: value` lines"), ("max-tokns: 5\n", "Did you mean --max-tokens"),
-    ("max-tokens: many\n", "a whole number"), ("layer-wise-attention: true\n", "not supported"),
+    ("max-tokens: many\n", "a whole number"), ("cross-self-attention: true\n", "not supported"),
 ])
 def test_bad_recipes(tmp_path, text, message):
     recipe = tmp_path / "recipe.yaml"
@@ -96,7 +96,19 @@ def test_a_missing_recipe():
     (["--encoder-attention-heads", "7"], "cannot be split over 7"),
     (["--encoder-layers", "0"], "at least 1"),
     (["--best-checkpoint-metric", "bleu"], "--eval-bleu"),
-    (["--layer-wise-attention"], "not supported"),
+    (["--cross-self-attention"], "not supported"),
+    (["--sf-gate", "0.8"], "has no effect with --surfacefusion none; it belongs to --surfacefusion att or mean or max"),
+    (["--surfacefusion", "att", "--sf-gate", "1.0"], "where 0 means a learned gate"),
+    (["--surfacefusion", "att", "--sf-mode", "soft", "--sf-gate", "0.8"], "belongs to --sf-mode hard"),
+    (["--surfacefusion", "att", "--sf-mode", "hard", "--sf-softmax-tau", "0.8"], "belongs to --sf-mode soft or postnorm"),
+    (["--surfacefusion", "mean", "--sf-idx", "2"], "belongs to --surfacefusion att"),
+    (["--surfacefusion", "att", "--sf-idx", "6"], "the decoder has 6 layers; choose 0 to 5"),
+    (["--surfacefusion", "looklinear"], "must be one of"),
+    (["--surfacefusion", "max", "--encoder-embed-dim", "256", "--decoder-embed-dim", "512"], "use --surfacefusion att"),
+    (["--fine-grained-ta"], "without --transparent-attention"),
+    (["--transparent-attention", "--ta-posedemb"], "without --ta-source-embedding"),
+    (["--layer-wise-attention", "--layer-wise-reads", "1,2"], "give one for each"),
+    (["--addtional-source-output", "final"], "not supported"),
     (["--optimizer", "adadelta"], "must be one of"),
     (["more", "words"], "unexpected argument"),
     (["--lr"], "expected one argument"),

@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from golden_files import read_json
+from lamina.config.fusion import AttendedFusion, MemoryConfig
 from lamina.config.model import EmbeddingConfig, ModelConfig, StackConfig
+from lamina.interop.fairseq import places
 from lamina.models.build import build_model
 
 DIM, FFN = 256, 512
@@ -64,3 +67,29 @@ def test_a_narrower_memory_takes_the_full_gain():
     weight = model.decoder.layers[0].cross_attention.kv_proj.weight
     assert weight.abs().max().item() == pytest.approx(math.sqrt(6 / (128 + DIM)), rel=0.02)
     assert isinstance(model.decoder.layers[0].cross_attention.q_proj, nn.Linear)
+
+
+@pytest.mark.parametrize(("name", "config"), [
+    ("sf", {"surface": AttendedFusion(has_linear=True)}),
+    ("ta", {"memory": MemoryConfig(is_transparent=True, is_fine_grained=True, reads_embedding=True)}),
+])
+def test_fusion_starts_as_in_the_authors_code(name, config):
+    """Mean, spread and range of every parameter that the fork's fusion adds: within what so many draws allow."""
+    torch.manual_seed(0)
+    stack = StackConfig(num_layers=6, model_dim=128, ffn_dim=256, num_heads=4)
+    embedding = EmbeddingConfig(share_all=True)
+    model = build_model(ModelConfig(encoder=stack, decoder=stack, embedding=embedding, **config), 512, 512)
+    ours = dict(model.named_parameters(remove_duplicate=False))
+    compared = 0
+    for reference, expected in read_json("init_stats_sf", f"{name}.json").items():
+        [place, *_] = places(reference)
+        if ".layers." in reference:
+            continue  # as in the plain model, tested above
+        value = ours[place.name].detach()
+        assert list(value.shape) == expected["shape"]
+        assert value.std(correction=0).item() == pytest.approx(expected["std"], rel=6 / math.sqrt(2 * value.numel()), abs=1e-9)
+        assert value.mean().item() == pytest.approx(expected["mean"], abs=6 * expected["std"] / math.sqrt(value.numel()) + 1e-9)
+        if value.numel() > 10_000 and "embed" not in reference:
+            assert value.abs().max().item() == pytest.approx(expected["absmax"], rel=0.01)
+        compared += 1
+    assert compared >= 4

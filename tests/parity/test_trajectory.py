@@ -9,7 +9,7 @@ from golden_files import read_json, read_model, read_tensors
 from lamina.config.optim import Adam, InverseSqrt
 from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
 from lamina.data.batching import Batch
-from lamina.interop.fairseq import _DEAD, places
+from lamina.interop.fairseq import _DEAD, _PERHAPS_DEAD, places
 from lamina.train.loop import run_updates
 from lamina.train.progress import Progress
 from lamina.train.schedule import build_schedule
@@ -30,7 +30,7 @@ class Recorder(Watch):
                           "ntokens": result.num_tokens})
 
 
-@pytest.mark.parametrize("fixture", ["train_trajectory_plain", "train_trajectory_plain_main"])
+@pytest.mark.parametrize("fixture", ["train_trajectory_plain", "train_trajectory_plain_main", "train_trajectory_sf"])
 def test_trajectory(fixture):
     config, inputs = read_json(fixture), read_tensors(fixture, "inputs")
     smoothing = config["label_smoothing"]
@@ -61,6 +61,8 @@ def test_trajectory(fixture):
     for name, value in read_tensors(fixture, "expected").items():
         # A key bias has no gradient: Adam turns the rounding noise into steps of the size of the learning rate.
         if _DEAD.fullmatch(name) or name.endswith("k_proj.bias"):
+            continue
+        if _PERHAPS_DEAD.fullmatch(name) and places(name)[0].name not in ours:
             continue
         parts = [place.view(ours[place.name]).detach() for place in places(name)]
         torch.testing.assert_close(torch.cat(parts), value, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")

@@ -6,7 +6,8 @@ import torch
 from lamina.config.decode import SearchConfig
 from lamina.config.init import Admin, AdminClosedForm, DeepNet, ReZeroInit, ReZeroPostNorm
 from lamina.decode.beam import Search
-from tiny import pad, tiny_model, tiny_pair
+from lamina.nn.heads import normalise
+from tiny import FUSIONS, pad, tiny_model, tiny_pair
 
 CONFIGURATIONS = {
     "post": {},
@@ -21,6 +22,9 @@ CONFIGURATIONS = {
     "rezero": {"init": ReZeroInit()},
     "rezero pre": {"init": ReZeroPostNorm(), "is_pre_norm": True},
     "deepnet": {"init": DeepNet()},
+    **FUSIONS,
+    **{f"pre {name}": {"is_pre_norm": True, **fusion} for name, fusion in FUSIONS.items()},
+    "untied both": {"share_all": False, **FUSIONS["both"]},
 }
 
 
@@ -66,8 +70,13 @@ def test_stepwise_decoding_matches_full_forward(model):
     torch.testing.assert_close(torch.stack(steps, dim=1), model.log_probs(source, target), rtol=1e-5, atol=1e-5)
 
 
-def test_log_probs_are_normalised(model):
-    sums = model.log_probs(*tiny_pair()).exp().sum(dim=-1)
+def test_log_probs_are_normalised_but_for_hard_fusion(model):
+    terms, log_probs = model(*tiny_pair()), model.log_probs(*tiny_pair())
+    sums = log_probs.exp().sum(dim=-1)
+    if len(terms) > 1:
+        # A weighted geometric mean lies below the weighted mean, so its sum falls short of 1.
+        assert (sums < 0.999).all()
+        sums = normalise(log_probs, terms).exp().sum(dim=-1)
     torch.testing.assert_close(sums, torch.ones_like(sums), rtol=1e-5, atol=0)
 
 

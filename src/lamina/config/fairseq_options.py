@@ -149,7 +149,6 @@ RETIRED: tuple[Retired, ...] = (
              values="lr-threshold warmup-steps hold-steps decay-steps init-lr-scale final-lr-scale", is_refused=True),
     *_retire("train", "both were experiments that no published recipe uses", flags="no-cross-attention cross-self-attention",
              is_refused=True),
-    *_retire("train", _NOT_YET.format("encoder-layer fusion"), flags="layer-wise-attention", is_refused=True),
     *_retire("train", _NOT_YET.format("adaptive softmax"),
              flags="adaptive-input tie-adaptive-weights tie-adaptive-proj",
              values="adaptive-softmax-cutoff adaptive-softmax-dropout adaptive-softmax-factor adaptive-input-factor "
@@ -214,7 +213,9 @@ RETIRED: tuple[Retired, ...] = (
     *_retire("interactive", "use `lamina rescore`", flags="score-reference", is_refused=True),
     *_retire("interactive", "use --too-long truncate, which is the default", flags="truncate-source"),
     # Of the forks: read by nothing, or only by experiments under a secret name.
-    *_retire("train", "nothing reads it in the fork either", flags="amsgrad", values="adam-freeze tb-tag"),
+    *_retire("train", "nothing reads it in the fork either", flags="amsgrad embedding-aware", values="adam-freeze tb-tag"),
+    *_retire("train", "an experiment of the fork that its paper does not use", flags="no-encoder-fnn no-decoder-fnn",
+             values="addtional-source-output", is_refused=True),
 )
 
 

@@ -42,6 +42,7 @@ class FlagInfo:
     metavar: str | None = None
     bare_value: Any = NO_VALUE  # what `--flag` alone means, where a value is optional
     positional: bool = False
+    off_aliases: tuple[str, ...] = ()  # of a switch: other names that turn it off, besides --no-NAME
     is_list: bool = False  # a tuple written as several words, --inputs a b c, so that an item may hold a comma
 
 
@@ -307,7 +308,8 @@ def _shown_default(leaf: Leaf) -> str:
 
 def with_positive_names(values: Mapping[str, Any], cls: type) -> dict[str, Any]:
     """{"no-save": True} as {"save": False}, for options that are switched off by name."""
-    switches = {f"no-{leaf.name}": leaf.name for leaf in unique_leaves(cls) if leaf.is_bool}
+    switches = {off: leaf.name for leaf in unique_leaves(cls) if leaf.is_bool
+                for off in (f"no-{leaf.name}", *leaf.info.off_aliases)}
     return {switches.get(name, name): not coerce(bool, value, name) if name in switches else value
             for name, value in values.items()}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lamina.config.fields import check, flag, part, variant
+from lamina.config.fusion import SURFACES, AttendedFusion, HeadConfig, MeanFusion, MemoryConfig
 from lamina.config.init import INIT_HELP, INIT_TYPES, DeepNet, Init, check_order
 
 # Named as this field's users name them; nn/feed_forward.py gives each its function, and a test compares the two lists.
@@ -73,10 +74,14 @@ class DropoutConfig:
     attention_p: float = flag(0.0, "probability on attention weights", name="attention-dropout")
     activation_p: float = flag(0.0, "probability after the feed-forward activation", name="activation-dropout",
                                aliases=("relu-dropout",))
+    source_word_p: float = flag(0.0, "probability that a source word becomes <unk> in training", name="source-word-dropout")
+    target_word_p: float = flag(0.0, "probability that a word the decoder reads becomes <unk> in training",
+                                name="target-word-dropout")
 
     def __post_init__(self) -> None:
         for name, value in (("dropout", self.dropout_p), ("attention-dropout", self.attention_p),
-                            ("activation-dropout", self.activation_p)):
+                            ("activation-dropout", self.activation_p), ("source-word-dropout", self.source_word_p),
+                            ("target-word-dropout", self.target_word_p)):
             check(0.0 <= value < 1.0, f"--{name} is {value}; it must lie in [0, 1).")
 
 
@@ -117,8 +122,14 @@ class ModelConfig:
     activation: str = flag("relu", "activation of the feed-forward blocks", name="activation-fn", choices=ACTIVATIONS)
     classifier: ClassifierConfig = part(ClassifierConfig, tasks=("sentence_prediction",))
     init: Init = variant("init-type", INIT_HELP, INIT_TYPES, default="default")
+    memory: MemoryConfig = part(MemoryConfig)
+    surface: HeadConfig = variant(
+        "surfacefusion", "let the softmax read the source embeddings: by attention, or pooled by mean or max", SURFACES,
+        default="none", paper="Liu et al. 2021")
 
     def __post_init__(self) -> None:
+        self._check_memory()
+        self._check_surface()
         check(not self.embedding.share_all or self.encoder.model_dim == self.decoder.model_dim,
               f"--share-all-embeddings needs one width, but --encoder-embed-dim is {self.encoder.model_dim} and "
                       f"--decoder-embed-dim is {self.decoder.model_dim}. Make them equal, or leave out the sharing.")
@@ -140,3 +151,25 @@ class ModelConfig:
     def with_trained_depths(self) -> ModelConfig:
         """For whoever takes layers from a trained model: the same, with what depends on depth written down."""
         return replace(self, init=DeepNet(layers=self.trained_depths)) if isinstance(self.init, DeepNet) else self
+
+    def _check_memory(self) -> None:
+        reads, depth = self.memory.layer_wise_reads, self.encoder.num_layers
+        check(not reads or len(reads) == self.decoder.num_layers,
+              f"--layer-wise-reads names {len(reads)} states, but there are {self.decoder.num_layers} decoder layers; give "
+              "one for each.")
+        wrong = next((state for state in reads if not -1 <= state <= depth), None)
+        check(wrong is None, f"--layer-wise-reads names state {wrong}, but an encoder of {depth} layers has 0 to {depth}, and "
+                             "-1 for its output.")
+
+    def _check_surface(self) -> None:
+        surface, depth = self.surface, self.decoder.num_layers
+        if isinstance(surface, AttendedFusion):
+            check(-depth - 1 <= surface.layer < depth,
+                  f"--sf-idx is {surface.layer}, but the decoder has {depth} layers; choose 0 to {depth - 1}, or a negative "
+                  "number that counts from the top (-1 is the last).")
+            check(surface.num_heads >= 1 and self.decoder.model_dim % surface.num_heads == 0,
+                  f"--sf-attention-heads is {surface.num_heads}; it must divide --decoder-embed-dim {self.decoder.model_dim}.")
+        elif isinstance(surface, MeanFusion):
+            check(self.encoder.model_dim == self.decoder.model_dim,
+                  f"--surfacefusion mean and max need one width, but --encoder-embed-dim is {self.encoder.model_dim} and "
+                  f"--decoder-embed-dim is {self.decoder.model_dim}. Make them equal, or use --surfacefusion att.")

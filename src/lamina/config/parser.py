@@ -70,6 +70,9 @@ def _add_leaf(group: Any, leaf: Leaf, text: str) -> None:
     names = [f"--{leaf.name}", *(name if name.startswith("-") else f"--{name}" for name in info.aliases)]
     if leaf.is_bool:
         group.add_argument(*names, dest=leaf.name, help=text, action=argparse.BooleanOptionalAction)
+        for off in info.off_aliases:
+            group.add_argument(f"--{off}", dest=leaf.name, action="store_const", const=False,
+                               help=f"the same as --no-{leaf.name}")
         return
     optional: dict[str, Any] = {} if info.bare_value is NO_VALUE else {"nargs": "?", "const": info.bare_value}
     if info.is_list:

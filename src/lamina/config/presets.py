@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lamina.config.fields import flatten
+from lamina.config.fusion import AttendedFusion, HardFusion
 from lamina.config.model import DropoutConfig, EmbeddingConfig, ModelConfig, StackConfig
 
 
@@ -44,6 +45,12 @@ def transformer_wmt_en_de_big() -> ModelConfig:
 def transformer_wmt_en_de_big_t2t() -> ModelConfig:
     config = _with_stacks(transformer_vaswani_wmt_en_de_big(), is_pre_norm=True)
     return replace(config, dropout=DropoutConfig(dropout_p=0.3, attention_p=0.1, activation_p=0.1))
+
+
+def transformer_surface_fusion() -> ModelConfig:
+    """Transformer base with the setting that the authors of SurfaceFusion publish (Liu et al. 2021)."""
+    return replace(transformer(), dropout=DropoutConfig(attention_p=0.1),
+                   surface=AttendedFusion(mode=HardFusion(gate=0.8)))
 
 
 def tiny() -> ModelConfig:
@@ -88,7 +95,8 @@ def tiny_lm() -> ModelConfig:
 TRANSLATION_PRESETS: dict[str, Callable[[], ModelConfig]] = {
     preset.__name__: preset
     for preset in (transformer, transformer_iwslt_de_en, transformer_wmt_en_de, transformer_vaswani_wmt_en_de_big,
-                   transformer_vaswani_wmt_en_fr_big, transformer_wmt_en_de_big, transformer_wmt_en_de_big_t2t, tiny)
+                   transformer_vaswani_wmt_en_fr_big, transformer_wmt_en_de_big, transformer_wmt_en_de_big_t2t,
+                   transformer_surface_fusion, tiny)
 }
 
 LANGUAGE_MODEL_PRESETS: dict[str, Callable[[], ModelConfig]] = {
@@ -112,7 +120,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     name: preset for presets in TASK_PRESETS.values() for name, preset in presets.items()}
 
 # Only these let the decoder follow the encoder's widths where the decoder's are not given, as in the references.
-_FOLLOWING = ("transformer", "transformer_wmt_en_de", "tiny")
+_FOLLOWING = ("transformer", "transformer_wmt_en_de", "transformer_surface_fusion", "tiny")
 
 
 def preset_values(arch: str, explicit: dict[str, Any]) -> dict[str, Any]:

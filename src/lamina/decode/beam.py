@@ -119,10 +119,10 @@ class Search:
         """Of each beam's next token: the logarithm of the models' mean probability. (B, K, V)"""
         total = None
         for model, state in zip(self.models, states, strict=True):
-            log_probs = model.step(tokens, state)
-            if self.config.temperature != 1.0:
-                # For one softmax this divides its scores; a head that mixes several is sharpened as a whole.
-                log_probs = log_probs.div_(self.config.temperature).log_softmax(dim=-1)
+            log_probs = model.step(tokens, state, self.config.temperature)
+            if self.config.sampling:
+                # A head that weighs several terms gives scores; to draw by them, they must be probabilities.
+                log_probs = log_probs.log_softmax(dim=-1)
             total = log_probs if total is None else torch.logaddexp(total, log_probs)
         assert total is not None
         return total if len(self.models) == 1 else total.sub_(math.log(len(self.models)))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lamina.data.batching import pad_rows
 from lamina.models.encoder_decoder import EncoderDecoder
-from lamina.nn.heads import Term, log_probs
+from lamina.nn.heads import Term, log_probs, normalise
 from lamina.text.vocabulary import EOS
 
 # Entries of (B, T, V) held at once.
@@ -28,19 +28,21 @@ def pad_targets(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Te
 
 @torch.no_grad()
 def token_log_probs(models: Sequence[EncoderDecoder], source: Tensor, target_in: Tensor, target_out: Tensor) -> Tensor:
-    """Of each target token given those before it; several models count by their mean probability. (B, T)"""
-    single = [_of_model(model, model(source, target_in), target_out) for model in models]
+    """Of each target token given those before it; several models count by their mean probability. (B, T)
+
+    These are true log-probabilities: hard surface fusion, whose scores are none, is normalised over the vocabulary here.
+    """
+    single = [target_log_probs(model(source, target_in), model.output_weight, target_out) for model in models]
     return torch.logsumexp(torch.stack(single), dim=0) - math.log(len(single))
 
 
-def _of_model(model: EncoderDecoder, terms: list[Term], target_out: Tensor) -> Tensor:
-    """A few positions at a time, so that the whole (B, T, V) is never there."""
-    weight = model.output_weight
-    width = max(1, CHUNK_SIZE // (len(target_out) * len(weight)))
+def target_log_probs(terms: list[Term], output_weight: Tensor, target_out: Tensor) -> Tensor:
+    """A few positions at a time, so that the whole (B, T, V) is never there. (B, T)"""
+    width = max(1, CHUNK_SIZE // (len(target_out) * len(output_weight)))
     parts = []
     for start in range(0, target_out.size(1), width):
         span = slice(start, start + width)
         chunk = [Term(term.features[:, span], term.weight[:, span] if isinstance(term.weight, Tensor) else term.weight)
                  for term in terms]
-        parts.append(log_probs(chunk, weight).gather(2, target_out[:, span, None])[:, :, 0])
+        parts.append(normalise(log_probs(chunk, output_weight), chunk).gather(2, target_out[:, span, None])[:, :, 0])
     return torch.cat(parts, dim=1)

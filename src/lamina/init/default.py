@@ -7,8 +7,10 @@ import math
 import torch
 from torch import nn
 
-from lamina.nn.attention import CrossAttention, SelfAttention
+from lamina.nn.attention import CrossAttention, SelfAttention, SurfaceAttention
 from lamina.nn.embedding import InputEmbedding, TokenTable
+from lamina.nn.fusion import LayerAttention
+from lamina.nn.heads import HardMix
 from lamina.nn.layout import PAD_POSITION
 from lamina.nn.positions import LearnedPositions
 
@@ -23,7 +25,13 @@ def initialise_(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
             case nn.Linear():
                 nn.init.xavier_uniform_(module.weight)
-                nn.init.zeros_(module.bias)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            case LayerAttention():
+                bound = math.sqrt(2 / (module.weight.size(0) + module.weight.size(1)))
+                nn.init.uniform_(module.weight, -bound, bound)
+            case HardMix() if module.gate_weight is not None:
+                nn.init.normal_(module.gate_weight, mean=0.0, std=(module.gate_weight.size(1) // 2) ** -0.5)
             case TokenTable() | LearnedPositions():
                 nn.init.normal_(module.weight, mean=0.0, std=module.weight.size(1) ** -0.5)
     # After all of those: these hold some of them, and differ.
@@ -37,6 +45,10 @@ def initialise_(model: nn.Module) -> None:
                 gain = 1 / math.sqrt(2) if is_square else 1.0
                 _projections_(module.q_proj, num_parts=1, gain=gain)
                 _projections_(module.kv_proj, num_parts=2, gain=gain)
+            case SurfaceAttention():
+                gain = 1 / math.sqrt(2) if module.k_proj.in_features == module.q_proj.in_features else 1.0
+                for linear in (module.q_proj, module.k_proj, module.v_proj):
+                    _projections_(linear, num_parts=1, gain=gain)
             case InputEmbedding():
                 # Only where the table is looked up: an output matrix of its own keeps its padding row.
                 module.table.weight[module.table.pad_id] = 0.0

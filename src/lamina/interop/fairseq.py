@@ -19,6 +19,7 @@ from lamina.errors import CheckpointError
 from lamina.models.build import build_masked_model, build_model
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.models.masked import MaskedModel
+from lamina.nn.fusion import LayerAttention
 
 T = TypeVar("T", bound=nn.Module)
 
@@ -29,16 +30,22 @@ _ONLY_WITH: dict[str, tuple[Any, ...]] = {
     "adaptive_input": (False, None),
     "adaptive_softmax_cutoff": (None, ""),
     "character_embeddings": (False, None),
-    "surfacefusion": (None,),
-    "layer_wise_attention": (False, None),
-    "transparent_attention": (False, None),
+    "surfacefusion": (None, "", "att", "mean", "max"),
+    "sf_mode": (None, "hard", "soft", "postnorm"),
+    "addtional_source_output": (None, ""),
+    "no_encoder_fnn": (False, None),
+    "no_decoder_fnn": (False, None),
     "no_decoder_final_norm": (False, None),
     "use_alibi": (False, None),
 }
 
-# Buffers and parameters that nothing reads: version marks, the device tracer of the position table, and the gate of the
-# surface-fusion fork, which it creates even where it fuses nothing.
-_DEAD = re.compile(r"(encoder|decoder)\.(sentence_encoder\.)?(version|embed_positions\._float_tensor)$|decoder\.meanmaxweight$")
+# Buffers that nothing reads: version marks, and the device tracer of the position table.
+_DEAD = re.compile(r"(encoder|decoder)\.(sentence_encoder\.)?(version|embed_positions\._float_tensor)$")
+# What the surface-fusion fork creates whether the configuration reads it or not: dropped where our model has no place for it.
+_PERHAPS_DEAD = re.compile(r"decoder\.(meanmaxweight|sf_attn|fc[12]|tgt_out_dim|src_out_dim|ta_weight|ta_final_layernorm)"
+                           r"(\..+)?$|encoder\.(layernorm_srcemb|layernorm_allsource|fc[12])\..+$")
+# The pooling of the fork passes over ids below this number.
+_FIRST_POOLED_ID = 50
 
 
 def model_from_fairseq(args: Mapping[str, Any], state_dict: Mapping[str, Tensor], source_vocab_size: int,
@@ -124,11 +131,30 @@ def config_from_args(args: Mapping[str, Any]) -> ModelConfig:
         if args.get(name, args.get("decoder_embed_dim")) != args.get("decoder_embed_dim"):
             raise CheckpointError(f"this model has {name}={args[name]}, unlike its decoder_embed_dim "
                                   f"{args.get('decoder_embed_dim')}, which Lamina cannot build.")
-    names = with_positive_names({name.replace("_", "-"): value for name, value in args.items() if value is not None},
+    names = with_positive_names({name.replace("_", "-"): value for name, value in args.items() if value not in (None, "")},
                                 ModelConfig)
-    # Files of pretrained embeddings mattered before training; the checkpoint holds what became of them.
-    leaves = [leaf for leaf in unique_leaves(ModelConfig) if not leaf.name.endswith("embed-path")]
+    names |= _fusion_values(names)
+    # Files of pretrained embeddings mattered before training; the checkpoint holds what became of them. Word dropout of the
+    # fork is another thing under the name of ours, and touches training only.
+    leaves = [leaf for leaf in unique_leaves(ModelConfig) if not leaf.name.endswith(("embed-path", "word-dropout"))]
     return build(ModelConfig, {leaf.name: names[leaf.name] for leaf in leaves if leaf.name in names})
+
+
+def _fusion_values(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the fork's fusion options depend on each other and ours do not."""
+    # One variable holds the embedding that both fusions read, so either switch puts positions into it.
+    has_positions = bool(names.get("sf-posedemb", False) or names.get("ta-posedemb", False))
+    reads_embedding = names.get("surfacefusion") or names.get("ta-source-embedding")
+    if reads_embedding and has_positions and names.get("layernorm-embedding"):
+        raise CheckpointError("this model fuses embeddings with positions under layernorm_embedding, which Lamina cannot "
+                              "build.")
+    return {
+        "sf-posedemb": has_positions,
+        "ta-posedemb": has_positions,
+        "sf-first-word-id": _FIRST_POOLED_ID,
+        # The mix is computed only where layers are read at all.
+        "transparent-attention": bool(names.get("transparent-attention") and names.get("layer-wise-attention")),
+    }
 
 
 class Place(NamedTuple):
@@ -169,14 +195,29 @@ _OUTSIDE = {
     "decoder.embed_tokens.weight": "target_embedding.table.weight",
     "decoder.output_projection.weight": "head.table.weight",
     "decoder.embed_out": "head.table.weight",
+    "decoder.meanmaxweight": "head.mix.gate_weight",
+    "decoder.ta_weight": "memory.weight",
     "encoder.embed_positions.weight": "source_embedding.positions.weight",
     "decoder.embed_positions.weight": "target_embedding.positions.weight",
 }
-_NORMS = {
+_STEMS = {
     "encoder.layer_norm": "encoder.norm",
     "decoder.layer_norm": "decoder.norm",
     "encoder.layernorm_embedding": "source_embedding.norm",
     "decoder.layernorm_embedding": "target_embedding.norm",
+    "decoder.ta_final_layernorm": "memory.norm",
+    "encoder.layernorm_srcemb": "memory.embedding_norm",
+    "encoder.layernorm_allsource": "memory.transform.residual.norm",
+    "encoder.fc1": "memory.transform.ffn.fc1",
+    "encoder.fc2": "memory.transform.ffn.fc2",
+    "decoder.fc1": "head.ffn.fc1",
+    "decoder.fc2": "head.ffn.fc2",
+    "decoder.tgt_out_dim": "head.target_linear",
+    "decoder.src_out_dim": "head.source_linear",
+    "decoder.sf_attn.q_proj": "head.surface.attention.q_proj",
+    "decoder.sf_attn.k_proj": "head.surface.attention.k_proj",
+    "decoder.sf_attn.v_proj": "head.surface.attention.v_proj",
+    "decoder.sf_attn.out_proj": "head.surface.attention.out_proj",
 }
 
 
@@ -199,8 +240,8 @@ def places(name: str) -> list[Place]:
     if name in _OUTSIDE:
         return [Place(_OUTSIDE[name])]
     stem, _, kind = name.rpartition(".")
-    if stem in _NORMS:
-        return [Place(f"{_NORMS[stem]}.{kind}")]
+    if stem in _STEMS:
+        return [Place(f"{_STEMS[stem]}.{kind}")]
     layer = _LAYER.fullmatch(name)
     if layer is None:
         return []
@@ -227,6 +268,11 @@ def _projection_places(attention: str, which: str | None, kind: str) -> list[Pla
     return [Place(query), Place(key_value, 0, 2, span=2)]
 
 
+def _is_unread_norm(name: str, model: nn.Module) -> bool:
+    """A mix of encoder layers reads them raw, so the encoder's last norm is there for nobody."""
+    return name.startswith("encoder.layer_norm.") and isinstance(getattr(model, "memory", None), LayerAttention)
+
+
 @torch.no_grad()
 def load_parameters_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     """Copy every parameter to its place; anything left over or left out is an error that names it."""
@@ -238,7 +284,10 @@ def load_parameters_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None
         if _DEAD.fullmatch(name):
             continue
         targets = places(name)
-        if not targets or any(place.name not in ours for place in targets):
+        has_place = bool(targets) and all(place.name in ours for place in targets)
+        if not has_place and (_PERHAPS_DEAD.fullmatch(name) or _is_unread_norm(name, model)):
+            continue
+        if not has_place:
             raise CheckpointError(f"the checkpoint holds the parameter {name}, which this model has no place for.")
         views = [place.view(ours[place.name]) for place in targets]
         if sum(view.size(0) for view in views) != tensor.size(0) or views[0].shape[1:] != tensor.shape[1:]:

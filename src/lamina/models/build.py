@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from lamina.config.fusion import AttendedFusion, HardFusion, MaxFusion, NoSurface, SurfaceConfig
 from lamina.config.init import AdminClosedForm, DeepNet, Init, OmegaInit, ReZeroInit, ReZeroPostNorm
 from lamina.config.model import ModelConfig, StackConfig
 from lamina.errors import ConfigError
@@ -18,16 +19,20 @@ from lamina.init.default import initialise_
 from lamina.models.decoder_only import DecoderOnly
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.models.masked import MaskedModel
-from lamina.nn.attention import CrossAttention, SelfAttention
-from lamina.nn.embedding import InputEmbedding, TokenTable
+from lamina.nn.attention import CrossAttention, SelfAttention, SurfaceAttention
+from lamina.nn.embedding import InputEmbedding, TokenTable, WordDropout
 from lamina.nn.encoder_heads import MaskedHead, SentenceHead
 from lamina.nn.feed_forward import FeedForward
-from lamina.nn.heads import LinearHead
+from lamina.nn.fusion import LastState, LayerAttention, LayerWise, Memory, Transform, spread_evenly
+from lamina.nn.heads import AttendedSurface, HardMix, Head, LinearHead, PooledSurface, SoftMix, SurfaceHead
 from lamina.nn.positions import LearnedPositions, SinusoidalPositions
 from lamina.nn.residual import Add, DeepNorm, OmegaAdd, PostNorm, PreNorm, ReZero
 from lamina.nn.stack import CausalLayer, DecoderLayer, EncoderLayer, LayerStack
 
-PAD_ID = 1  # of every vocabulary; text/vocabulary.py says the same, and a test holds the two together
+# Of every vocabulary; text/vocabulary.py says the same, and a test holds the two together.
+PAD_ID = 1
+UNK_ID = 3
+FIRST_WORD_ID = 4
 
 
 def build_model(config: ModelConfig, source_vocab_size: int, target_vocab_size: int) -> EncoderDecoder:
@@ -36,12 +41,16 @@ def build_model(config: ModelConfig, source_vocab_size: int, target_vocab_size: 
     embedding, (num_encoder, num_decoder) = config.embedding, config.trained_depths
     encoder_constants = DeepNetConstants.of_encoder(num_encoder, num_decoder)
     decoder_constants = DeepNetConstants.of_decoder(num_decoder)
+    dropout, memory = config.dropout, _memory(config)
     model = EncoderDecoder(
-        source_embedding=_input_embedding(config, config.encoder, source_table, embedding.max_source_positions),
-        encoder=_encoder(config, encoder_constants.alpha),
-        target_embedding=_input_embedding(config, config.decoder, target_table, embedding.max_target_positions),
+        source_embedding=_input_embedding(config, config.encoder, source_table, embedding.max_source_positions,
+                                          word_dropout_p=dropout.source_word_p, offers_tokens=_reads_tokens(config)),
+        encoder=_encoder(config, encoder_constants.alpha, memory),
+        target_embedding=_input_embedding(config, config.decoder, target_table, embedding.max_target_positions,
+                                          word_dropout_p=dropout.target_word_p),
         decoder=_decoder(config, decoder_constants.alpha),
-        head=LinearHead(output_table),
+        memory=memory,
+        head=_head(config, output_table),
         pad_id=PAD_ID,
         max_source_positions=embedding.max_source_positions,
         max_target_positions=embedding.max_target_positions,
@@ -60,7 +69,7 @@ def build_masked_model(config: ModelConfig, vocab_size: int) -> MaskedModel:
     constants = DeepNetConstants.of_single_stack(config.trained_depths[0])
     model = MaskedModel(
         embedding=_input_embedding(config, config.encoder, table, config.embedding.max_positions),
-        encoder=_encoder(config, constants.alpha),
+        encoder=_encoder(config, constants.alpha, LastState()),
         head=MaskedHead(table, config.activation),
         classifiers=heads,
         pad_id=PAD_ID,
@@ -123,7 +132,8 @@ def _tables(config: ModelConfig, source_size: int, target_size: int) -> tuple[To
     return source, target, output
 
 
-def _input_embedding(config: ModelConfig, stack: StackConfig, table: TokenTable, max_positions: int) -> InputEmbedding:
+def _input_embedding(config: ModelConfig, stack: StackConfig, table: TokenTable, max_positions: int, *,
+                     word_dropout_p: float = 0.0, offers_tokens: bool = False) -> InputEmbedding:
     embedding, dim = config.embedding, stack.model_dim
     positions = LearnedPositions if stack.has_learned_positions else SinusoidalPositions
     return InputEmbedding(
@@ -132,6 +142,8 @@ def _input_embedding(config: ModelConfig, stack: StackConfig, table: TokenTable,
         positions=positions(max_positions, dim) if embedding.has_positions else None,
         norm=nn.LayerNorm(dim) if embedding.has_norm else None,
         dropout_p=config.dropout.dropout_p,
+        word_dropout=WordDropout(word_dropout_p, UNK_ID, FIRST_WORD_ID) if word_dropout_p else None,
+        offers_tokens=offers_tokens,
     )
 
 
@@ -170,12 +182,16 @@ def _feed_forward(config: ModelConfig, stack: StackConfig) -> FeedForward:
     return FeedForward(stack.model_dim, stack.ffn_dim, config.activation, config.dropout.activation_p)
 
 
-def _encoder(config: ModelConfig, alpha: float) -> LayerStack:
+def _encoder(config: ModelConfig, alpha: float, memory: Memory) -> LayerStack:
     stack, layers = config.encoder, []
     for _ in range(stack.num_layers):
         attn_residual, ffn_residual = _residuals(config, stack, 2, alpha)
         layers.append(EncoderLayer(_self_attention(config, stack), attn_residual, _feed_forward(config, stack), ffn_residual))
-    return LayerStack(layers, _final_norm(stack))
+    surface = config.surface
+    # The last norm is there for those who read the stack's output: a mix of raw states does not.
+    norm = _final_norm(stack) if memory.reads_final or isinstance(surface, AttendedFusion) else None
+    reads_input = isinstance(surface, SurfaceConfig) and surface.has_positions
+    return LayerStack(layers, norm, kept_states=memory.reads_states | ({0} if reads_input else set()))
 
 
 def _decoder(config: ModelConfig, alpha: float) -> LayerStack:
@@ -185,4 +201,58 @@ def _decoder(config: ModelConfig, alpha: float) -> LayerStack:
         cross_attention = CrossAttention(stack.model_dim, config.encoder.model_dim, stack.num_heads, config.dropout.attention_p)
         layers.append(DecoderLayer(_self_attention(config, stack), attn_residual, cross_attention, cross_residual,
                                    _feed_forward(config, stack), ffn_residual))
-    return LayerStack(layers, _final_norm(stack))
+    surface = config.surface
+    return LayerStack(layers, _final_norm(stack),
+                      kept_states={_asking_state(surface, stack)} if isinstance(surface, AttendedFusion) else ())
+
+
+def _reads_tokens(config: ModelConfig) -> bool:
+    """Whether anybody reads the source embedding without positions."""
+    memory, surface = config.memory, config.surface
+    mixes = memory.is_transparent and memory.reads_embedding and not memory.embedding_has_positions
+    return mixes or (isinstance(surface, SurfaceConfig) and not surface.has_positions)
+
+
+def _memory(config: ModelConfig) -> Memory:
+    memory, stack = config.memory, config.encoder
+    num_readers = config.decoder.num_layers
+    if not memory.is_transparent:
+        if not memory.is_layer_wise:
+            return LastState()
+        return LayerWise(memory.layer_wise_reads or spread_evenly(num_readers, stack.num_layers))
+    has_embedding_norm = memory.reads_embedding and memory.has_embedding_norm and not stack.is_pre_norm
+    transform = None
+    if memory.has_ffn:
+        order = PreNorm if stack.is_pre_norm else PostNorm
+        transform = Transform(_feed_forward(config, stack),
+                              order(nn.LayerNorm(stack.model_dim), Add(), config.dropout.dropout_p))
+    return LayerAttention(
+        num_readers=num_readers, num_layers=stack.num_layers, dim=stack.model_dim, is_fine_grained=memory.is_fine_grained,
+        reads_embedding=memory.reads_embedding, embedding_has_positions=memory.embedding_has_positions,
+        reads_input=memory.reads_input, embedding_norm=nn.LayerNorm(stack.model_dim) if has_embedding_norm else None,
+        transform=transform, dropout_p=config.dropout.dropout_p, weight_dropout_p=memory.dropout_p,
+        drops_logits=memory.drops_logits)
+
+
+def _head(config: ModelConfig, table: TokenTable) -> Head:
+    surface, stack = config.surface, config.decoder
+    if isinstance(surface, NoSurface):
+        return LinearHead(table)
+    dim, dropout = stack.model_dim, config.dropout
+    source: AttendedSurface | PooledSurface
+    if isinstance(surface, AttendedFusion):
+        attention = SurfaceAttention(dim, config.encoder.model_dim, surface.num_heads, dropout.attention_p)
+        source = AttendedSurface(attention, state=_asking_state(surface, stack), has_positions=surface.has_positions)
+    else:
+        source = PooledSurface(is_mean=not isinstance(surface, MaxFusion), has_positions=surface.has_positions,
+                               first_word_id=surface.first_word_id, dropout_p=dropout.dropout_p)
+    mode = surface.mode
+    target_linear, source_linear = (nn.Linear(dim, dim, bias=False) if surface.has_linear else None for _ in range(2))
+    return SurfaceHead(table, source, HardMix(mode.gate, dim) if isinstance(mode, HardFusion) else SoftMix(mode.tau),
+                       ffn=_feed_forward(config, stack) if surface.has_ffn else None, target_linear=target_linear,
+                       source_linear=source_linear, dropout_p=dropout.dropout_p)
+
+
+def _asking_state(surface: AttendedFusion, stack: StackConfig) -> int:
+    """Of decoder.states, whose first is the stack's input."""
+    return surface.layer + 1 if surface.layer >= 0 else stack.num_layers + 1 + surface.layer

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lamina.nn.cache import Ancestry, KeyValues
 from lamina.nn.embedding import InputEmbedding
-from lamina.nn.heads import LinearHead, Term, log_probs
+from lamina.nn.heads import LinearHead, Term, log_probs, sharpen
 from lamina.nn.layout import Layout
 from lamina.nn.stack import ALL_RUN, CausalLayer, LayerStack, Runs
 
@@ -52,7 +52,7 @@ class DecoderOnly(nn.Module):
         """What the head says of the token after each place. tokens: (B, T), padded on the right"""
         layout = Layout.of_ids(tokens, self.pad_id)
         output = self.decoder(self.target_embedding(tokens, layout), lambda layer, index, x: layer(x), runs.decoder)
-        return self.head.terms(output, output, layout)
+        return self.head.terms(output)
 
     @property
     def output_weight(self) -> Tensor:
@@ -76,7 +76,7 @@ class DecoderOnly(nn.Module):
         return TextState(layers, Ancestry(len(tokens), num_beams, max_length, tokens.device), runs=runs)
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: TextState) -> Tensor:
+    def step(self, tokens: Tensor, state: TextState, temperature: float = 1.0) -> Tensor:
         """Feed each beam its next token; log-probabilities of the one after. tokens: (B, K) -> (B, K, V), or (B,) -> (B, V)"""
         ids = tokens.view(len(tokens), -1)
         embedded = self.target_embedding.step(ids, state.length)
@@ -84,5 +84,5 @@ class DecoderOnly(nn.Module):
         bias = state.ancestry.bias(state.length, embedded.input.dtype)
         output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], bias),
                               state.runs.decoder)
-        scores = log_probs(self.head.terms(output, output, Layout.of_ids(ids, self.pad_id)), self.output_weight)
+        scores = log_probs(sharpen(self.head.terms(output), temperature), self.output_weight)
         return scores if tokens.dim() == 2 else scores[:, 0]

@@ -5,14 +5,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lamina.nn.cache import Ancestry, KeyValues, LayerCache, select_rows
 from lamina.nn.embedding import InputEmbedding
-from lamina.nn.heads import LinearHead, Term, log_probs
+from lamina.nn.fusion import Memory
+from lamina.nn.heads import Head, Term, log_probs, sharpen
 from lamina.nn.layout import Layout
 from lamina.nn.stack import ALL_RUN, DecoderLayer, LayerStack, Runs, StackOutput
 
@@ -22,13 +23,15 @@ class Encoded(NamedTuple):
 
     output: StackOutput
     layout: Layout
+    ids: Tensor  # (B, S)
 
 
 @dataclass
 class DecoderState:
     """What stepwise decoding carries from one token to the next, for K beams of each of B sentences."""
 
-    encoded: Encoded
+    layout: Layout  # of the sources
+    surface: Any  # what the head reads of them
     layers: list[LayerCache | None]  # None: a layer that does not run
     ancestry: Ancestry
     length: int = 0
@@ -40,7 +43,7 @@ class DecoderState:
 
     def select_(self, rows: Tensor) -> None:
         """Only these sentences go on. rows: (B',)"""
-        self.encoded = select_rows(self.encoded, rows)
+        self.layout, self.surface = select_rows((self.layout, self.surface), rows)
         self.ancestry.select_(rows)
         for layer in self.layers:
             if layer is not None:
@@ -51,14 +54,15 @@ class EncoderDecoder(nn.Module):
     """Blocks only: what they are and how they are shared was decided in models/build.py."""
 
     def __init__(self, *, source_embedding: InputEmbedding, encoder: LayerStack, target_embedding: InputEmbedding,
-                 decoder: LayerStack, head: LinearHead, pad_id: int, max_source_positions: int,
+                 decoder: LayerStack, memory: Memory, head: Head, pad_id: int, max_source_positions: int,
                  max_target_positions: int) -> None:
         super().__init__()
         self.source_embedding = source_embedding
         self.encoder = encoder
         self.target_embedding = target_embedding
         self.decoder = decoder
-        self.head = head
+        self.memory = memory  # what cross-attention reads
+        self.head = head  # what the softmax reads
         self.pad_id = pad_id
         self.max_source_positions = max_source_positions
         self.max_target_positions = max_target_positions
@@ -66,15 +70,15 @@ class EncoderDecoder(nn.Module):
     def encode(self, source: Tensor, runs: Runs = ALL_RUN) -> Encoded:
         layout = Layout.of_ids(source, self.pad_id)
         embedded = self.source_embedding(source, layout)
-        return Encoded(self.encoder(embedded, lambda layer, index, x: layer(x, layout), runs.encoder), layout)
+        return Encoded(self.encoder(embedded, lambda layer, index, x: layer(x, layout), runs.encoder), layout, source)
 
     def forward(self, source: Tensor, target_in: Tensor, runs: Runs = ALL_RUN) -> list[Term]:
         """What the head says of each target position; train/loss.py or `log_probs` turns it into numbers."""
         encoded = self.encode(source, runs)
         embedded = self.target_embedding(target_in, Layout.of_ids(target_in, self.pad_id))
-        memory = encoded.output.final
-        output = self.decoder(embedded, lambda layer, index, x: layer(x, memory, encoded.layout), runs.decoder)
-        return self.head.terms(output, encoded.output, encoded.layout)
+        memory, layout = self.memory.prepare(encoded.output), encoded.layout
+        output = self.decoder(embedded, lambda layer, index, x: layer(x, self.memory(memory, index), layout), runs.decoder)
+        return self.head.terms(output, self.head.start(*encoded))
 
     @property
     def output_weight(self) -> Tensor:
@@ -89,24 +93,26 @@ class EncoderDecoder(nn.Module):
         """Encode a batch and prepare for at most `max_length` target tokens of `num_beams` hypotheses each."""
         encoded = self.encode(source, runs)
         max_length = max_length or self.max_target_positions
+        memory = self.memory.prepare(encoded.output)
         layers: list[LayerCache | None] = []
         for index, layer in enumerate(self.decoder.layers):
             if runs.decoder is not None and not runs.decoder[index]:
                 layers.append(None)
                 continue
             assert isinstance(layer, DecoderLayer)
-            keys, values = (part.contiguous() for part in layer.cross_attention.project(encoded.output.final))
+            keys, values = (part.contiguous() for part in layer.cross_attention.project(self.memory(memory, index)))
             layers.append(LayerCache(KeyValues.empty(keys, num_beams, max_length), (keys, values)))
-        return DecoderState(encoded, layers, Ancestry(len(source), num_beams, max_length, source.device), runs=runs)
+        return DecoderState(encoded.layout, self.head.start(*encoded), layers,
+                            Ancestry(len(source), num_beams, max_length, source.device), runs=runs)
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
+    def step(self, tokens: Tensor, state: DecoderState, temperature: float = 1.0) -> Tensor:
         """Feed each beam its next token; log-probabilities of the one after. tokens: (B, K) -> (B, K, V), or (B,) -> (B, V)"""
         ids = tokens.view(len(tokens), -1)
         embedded = self.target_embedding.step(ids, state.length)
         state.length += 1
-        bias, layout = state.ancestry.bias(state.length, embedded.input.dtype), state.encoded.layout
-        output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], bias, layout),
+        bias = state.ancestry.bias(state.length, embedded.input.dtype)
+        output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], bias, state.layout),
                               state.runs.decoder)
-        scores = log_probs(self.head.terms(output, state.encoded.output, layout), self.output_weight)
+        scores = log_probs(sharpen(self.head.terms(output, state.surface), temperature), self.output_weight)
         return scores if tokens.dim() == 2 else scores[:, 0]

@@ -59,18 +59,12 @@ class SelfAttention(Attention):
         return self.attend(query, keys, values, may_attend=bias)
 
 
-class CrossAttention(Attention):
-    """Queries from the decoder, keys and values from what it reads."""
+class MemoryAttention(Attention):
+    """Queries from the decoder, keys and values from what it reads, projected once a sentence."""
 
-    def __init__(self, dim: int, memory_dim: int, num_heads: int, dropout_p: float) -> None:
+    def __init__(self, dim: int, num_heads: int, dropout_p: float) -> None:
         super().__init__(dim, num_heads, dropout_p)
         self.q_proj = nn.Linear(dim, dim)
-        self.kv_proj = nn.Linear(memory_dim, 2 * dim)  # rows: key, value
-
-    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values, which decoding computes once a sentence. (B, H, S, C) each"""
-        key, value = map(self.split, self.kv_proj(memory).chunk(2, dim=2))
-        return key, value
 
     def forward(self, x: Tensor, projected: tuple[Tensor, Tensor], memory_layout: Layout) -> Tensor:
         return self.attend(self.split(self.q_proj(x)), *projected, may_attend=memory_layout.may_attend)
@@ -80,3 +74,29 @@ class CrossAttention(Attention):
         query, key = self.split(self.q_proj(x)), projected[0]
         scores = query.float() @ key.float().transpose(2, 3) * query.size(3) ** -0.5
         return scores.masked_fill(~memory_layout.may_attend, -torch.inf).softmax(dim=-1).mean(dim=1)
+
+
+class CrossAttention(MemoryAttention):
+    """Keys and values from one memory, in one product."""
+
+    def __init__(self, dim: int, memory_dim: int, num_heads: int, dropout_p: float) -> None:
+        super().__init__(dim, num_heads, dropout_p)
+        self.kv_proj = nn.Linear(memory_dim, 2 * dim)  # rows: key, value
+
+    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S, D) -> (B, H, S, C) each"""
+        key, value = map(self.split, self.kv_proj(memory).chunk(2, dim=2))
+        return key, value
+
+
+class SurfaceAttention(MemoryAttention):
+    """Keys from one reading of the source, values from another."""
+
+    def __init__(self, dim: int, memory_dim: int, num_heads: int, dropout_p: float) -> None:
+        super().__init__(dim, num_heads, dropout_p)
+        self.k_proj = nn.Linear(memory_dim, dim)
+        self.v_proj = nn.Linear(memory_dim, dim)
+
+    def project(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S, D) -> (B, H, S, C) each"""
+        return self.split(self.k_proj(keys)), self.split(self.v_proj(values))

@@ -29,22 +29,38 @@ class Embedded(NamedTuple):
     """A stack's input, and the scaled token vectors without positions that fusion reads."""
 
     input: Tensor  # (B, T, D)
-    tokens: Tensor  # (B, T, D)
+    tokens: Tensor  # (B, T, D), under the same dropout mask; without dropout where nobody reads them
+
+
+class WordDropout(NamedTuple):
+    """Words, not special symbols, become <unk> with probability p."""
+
+    p: float
+    unk_id: int
+    first_word_id: int
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        is_dropped = (torch.rand(ids.shape, device=ids.device) < self.p) & (ids >= self.first_word_id)
+        return ids.masked_fill(is_dropped, self.unk_id)
 
 
 class InputEmbedding(nn.Module):
-    """scale * token + position, then an optional norm, then dropout."""
+    """scale * token + position, then an optional norm, then dropout. In training, whole words may become <unk> first."""
 
     def __init__(self, table: TokenTable, *, scale: float, positions: nn.Module | None, norm: nn.Module | None,
-                 dropout_p: float) -> None:
+                 dropout_p: float, word_dropout: WordDropout | None = None, offers_tokens: bool = False) -> None:
         super().__init__()
         self.table = table
         self.scale = scale
         self.positions = positions
         self.norm = norm
         self.dropout_p = dropout_p
+        self.word_dropout = word_dropout
+        self.offers_tokens = offers_tokens
 
     def forward(self, ids: Tensor, layout: Layout) -> Embedded:
+        if self.training and self.word_dropout is not None:
+            ids = self.word_dropout(ids)
         return self._embed(ids, layout.positions() if self.positions is not None else None)
 
     def step(self, ids: Tensor, num_before: int) -> Embedded:
@@ -58,4 +74,8 @@ class InputEmbedding(nn.Module):
             x = x + self.positions(positions).to(tokens.dtype)
         if self.norm is not None:
             x = self.norm(x)
+        if self.offers_tokens and self.training and self.dropout_p:
+            # One mask for both: fusion sees of a token what the encoder sees of it (Liu et al. 2021, authors' code).
+            mask = F.dropout(torch.ones_like(x), self.dropout_p)
+            return Embedded(x * mask, tokens * mask)
         return Embedded(F.dropout(x, self.dropout_p, self.training), tokens)

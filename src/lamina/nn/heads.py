@@ -1,26 +1,31 @@
 """From states to scores over the vocabulary.
 
 A head names what looks at the vocabulary, and with which weight. Scores and loss are derived from that in one place each
-(`log_probs` here, train/loss.py), so training never builds the whole (tokens, vocabulary) matrix.
+(`log_probs` here, train/loss.py), so training never builds the whole (tokens, vocabulary) matrix. `start` prepares what a
+head reads of the source, once a sentence; decoding steps reuse it.
 """
 
-# B batch, T tokens, V vocabulary, D model_dim
+# B batch, T tokens, S source, V vocabulary, D model_dim
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lamina.nn.attention import SurfaceAttention
 from lamina.nn.embedding import TokenTable
 from lamina.nn.layout import Layout
 from lamina.nn.stack import StackOutput
 
 
 class Term(NamedTuple):
-    """Features that look at the vocabulary, and the weight of their log-probabilities."""
+    """Features that look at the vocabulary, and the weight of their log-probabilities.
+
+    One term of weight 1 is a distribution; the weighted sum of several is not (`normalise`).
+    """
 
     features: Tensor  # (B, T, D)
     weight: float | Tensor  # 1.0, or (B, T, 1)
@@ -33,17 +38,141 @@ class LinearHead(nn.Module):
         super().__init__()
         self.table = table
 
-    def terms(self, decoder: StackOutput, encoder: StackOutput, layout: Layout) -> list[Term]:
+    def start(self, encoder: StackOutput, layout: Layout, ids: Tensor) -> Any:
+        """What the head reads of the source: nothing."""
+        return None
+
+    def terms(self, decoder: StackOutput, source: Any = None) -> list[Term]:
         return [Term(decoder.final, 1.0)]
 
 
+class AttendedSurface(nn.Module):
+    """Source embeddings, as much of each as the decoder's state asks for (Liu et al. 2021)."""
+
+    def __init__(self, attention: SurfaceAttention, *, state: int, has_positions: bool) -> None:
+        super().__init__()
+        self.attention = attention
+        self.state = state  # of decoder.states: what asks
+        self.has_positions = has_positions
+
+    def start(self, encoder: StackOutput, layout: Layout, ids: Tensor) -> tuple[tuple[Tensor, Tensor], Layout]:
+        values = _surface_values(encoder, has_positions=self.has_positions)
+        # Detached: this path should shape the embeddings, not steer the two stacks.
+        keys, values = self.attention.project(encoder.final.detach(), values)
+        return (keys.contiguous(), values.contiguous()), layout
+
+    def forward(self, decoder: StackOutput, source: tuple[tuple[Tensor, Tensor], Layout]) -> Tensor:
+        query = decoder.states[self.state]
+        assert query is not None, "the decoder keeps the state that asks"
+        return self.attention(query.detach(), *source)  # (B, T, D)
+
+
+class PooledSurface(nn.Module):
+    """One vector a sentence: the mean or the maximum of the embeddings of its words."""
+
+    def __init__(self, *, is_mean: bool, has_positions: bool, first_word_id: int, dropout_p: float) -> None:
+        super().__init__()
+        self.is_mean = is_mean
+        self.has_positions = has_positions
+        self.first_word_id = first_word_id  # ids below it are symbols, not words
+        self.dropout_p = dropout_p
+
+    def start(self, encoder: StackOutput, layout: Layout, ids: Tensor) -> Tensor:
+        values = _surface_values(encoder, has_positions=self.has_positions)
+        is_word = (ids >= self.first_word_id)[:, :, None].to(values.dtype)  # (B, S, 1)
+        words = values * is_word
+        # A position that is no word counts as 0 in the maximum, as in the authors' code.
+        pooled = words.sum(dim=1) / is_word.sum(dim=1).clamp(min=1) if self.is_mean else words.amax(dim=1)
+        return F.dropout(pooled, self.dropout_p, self.training)[:, None]  # (B, 1, D)
+
+    def forward(self, decoder: StackOutput, source: Tensor) -> Tensor:
+        return source.expand_as(decoder.final)
+
+
+def _surface_values(encoder: StackOutput, *, has_positions: bool) -> Tensor:
+    values = encoder.states[0] if has_positions else encoder.embedding
+    assert values is not None, "the encoder keeps its input where positions are read"
+    return values
+
+
+class HardMix(nn.Module):
+    """gate * log-softmax of the target side + (1 - gate) * that of the source side: scores, not a distribution."""
+
+    def __init__(self, gate: float, dim: int) -> None:
+        super().__init__()
+        self.gate = gate  # 0: learned
+        self.gate_weight = None if gate else nn.Parameter(torch.empty(1, 2 * dim))
+
+    def forward(self, target: Tensor, source: Tensor) -> list[Term]:
+        if self.gate_weight is None:
+            return [Term(target, self.gate), Term(source, 1.0 - self.gate)]
+        gate = F.linear(torch.cat((target, source), dim=-1), self.gate_weight).float().sigmoid()  # (B, T, 1)
+        return [Term(target, gate), Term(source, 1.0 - gate)]
+
+
+class SoftMix(nn.Module):
+    """log-softmax of the sum of both sides' scores. Scores are linear in features, so the sum is taken there."""
+
+    def __init__(self, tau: float) -> None:
+        super().__init__()
+        self.tau = tau
+
+    def forward(self, target: Tensor, source: Tensor) -> list[Term]:
+        return [Term(target + self.tau * source, 1.0)]
+
+
+class SurfaceHead(nn.Module):
+    """The decoder's view of the vocabulary and the source surface's, mixed (Liu et al. 2021)."""
+
+    def __init__(self, table: TokenTable, surface: AttendedSurface | PooledSurface, mix: HardMix | SoftMix, *,
+                 ffn: nn.Module | None, target_linear: nn.Module | None, source_linear: nn.Module | None,
+                 dropout_p: float) -> None:
+        super().__init__()
+        self.table = table
+        self.surface = surface
+        self.mix = mix
+        self.ffn = ffn
+        self.target_linear = target_linear
+        self.source_linear = source_linear
+        self.dropout_p = dropout_p
+
+    def start(self, encoder: StackOutput, layout: Layout, ids: Tensor) -> Any:
+        return self.surface.start(encoder, layout, ids)
+
+    def terms(self, decoder: StackOutput, source: Any) -> list[Term]:
+        target, surface = decoder.final, self.surface(decoder, source)
+        if self.ffn is not None:
+            # One block for both views, in one product.
+            both = torch.stack((target, surface))
+            target, surface = both + F.dropout(self.ffn(both), self.dropout_p, self.training)
+        if self.target_linear is not None and self.source_linear is not None:
+            target, surface = self.target_linear(target), self.source_linear(surface)
+        return self.mix(target, surface)
+
+
+Head = LinearHead | SurfaceHead
+
+
 def log_probs(terms: list[Term], output_weight: Tensor) -> Tensor:
-    """The weighted sum of each term's log-softmax, in float32 whatever the model computes in. (B, T, V)"""
+    """The weighted sum of each term's log-softmax, in float32 or better whatever the model computes in. (B, T, V)"""
     total: Tensor | None = None
     for features, weight in terms:
-        own = F.log_softmax(F.linear(features, output_weight), -1, dtype=torch.float32)
+        own = F.log_softmax(F.linear(features, output_weight), -1, dtype=torch.promote_types(features.dtype, torch.float32))
         # The usual head has one term of weight 1: nothing to multiply, nothing to add.
         own = own if isinstance(weight, float) and weight == 1.0 else own * weight
         total = own if total is None else total + own
     assert total is not None, "a head names at least one term"
     return total
+
+
+def sharpen(terms: list[Term], temperature: float) -> list[Term]:
+    """The decoder's own scores divided by `temperature`; what hard fusion reads off the source stays, as with its authors."""
+    if temperature == 1.0:
+        return terms
+    own, *others = terms
+    return [own._replace(features=own.features / temperature), *others]
+
+
+def normalise(log_probs: Tensor, terms: list[Term]) -> Tensor:
+    """`log_probs` as a distribution over the vocabulary: what a perplexity may be computed from."""
+    return log_probs if len(terms) == 1 else log_probs.log_softmax(dim=-1)

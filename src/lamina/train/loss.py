@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from lamina.config.train import Criterion, SentenceLoss
 from lamina.data.batching import AnyBatch
+from lamina.decode.scoring import target_log_probs
 from lamina.nn.heads import Term
 from lamina.nn.stack import ALL_RUN, Runs
 
@@ -32,9 +33,14 @@ def batch_loss(model: Any, batch: AnyBatch, criterion: Criterion, runs: Runs = A
     """What a criterion says of a batch, where the layers `runs` run; the one place that training and validation ask."""
     if isinstance(criterion, SentenceLoss):
         return sentence_loss(model.classify(*batch.inputs, runs=runs), batch.target)
-    return label_smoothed_loss(model(*batch.inputs, runs=runs), model.output_weight, batch.target,
-                               smoothing=criterion.smoothing, pad_id=model.pad_id,
-                               output_bias=getattr(model, "output_bias", None))
+    terms = model(*batch.inputs, runs=runs)
+    sums = label_smoothed_loss(terms, model.output_weight, batch.target, smoothing=criterion.smoothing,
+                               pad_id=model.pad_id, output_bias=getattr(model, "output_bias", None))
+    if len(terms) == 1 or model.training:
+        return sums
+    # The loss that training minimises is no likelihood where terms are weighted: a perplexity needs a distribution.
+    own = target_log_probs(terms, model.output_weight, batch.target)
+    return sums._replace(nll=-own[batch.target.ne(model.pad_id)].sum())
 
 
 def sentence_loss(scores: Tensor, target: Tensor) -> LossSums:
