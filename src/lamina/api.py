@@ -251,7 +251,8 @@ class Translator:
 
 
 # What `load` returns, by the task of the checkpoint.
-APIS: dict[str, type] = {"translation": Translator, "sentence_prediction": MaskedLanguageModel}
+APIS: dict[str, type] = {"translation": Translator, "masked_lm": MaskedLanguageModel,
+                         "sentence_prediction": MaskedLanguageModel}
 
 
 def search_config(**options: Any) -> SearchConfig:

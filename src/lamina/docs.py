@@ -11,7 +11,7 @@ from typing import Any
 from lamina.cli import COMMANDS, load
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, Retired, retired_for
 from lamina.config.fields import Leaf, default_text, flatten, leaves, unique_leaves
-from lamina.config.presets import TASK_PRESETS
+from lamina.config.presets import PRESETS, TASK_PRESETS
 
 NOTE = "<!-- Written by `make docs` from the configuration classes: change those, or src/lamina/docs.py. -->"
 
@@ -208,12 +208,11 @@ PRESET_COLUMNS = ("layers", "embed-dim", "ffn-embed-dim", "attention-heads", "no
 
 def _presets_table() -> str:
     rows = []
-    for task, presets in TASK_PRESETS.items():
-        for name, preset in presets.items():
-            flat = flatten(preset())
-            stacks = [_shown_once(flat[f"{stack}-{column}"] for stack in _stacks(task)) for column in PRESET_COLUMNS]
-            rows.append((f"`{name}`", task, *stacks, *(str(flat[drop]) for drop in ("dropout", "attention-dropout",
-                                                                                   "activation-dropout"))))
+    for name, preset in PRESETS.items():
+        flat, tasks = flatten(preset()), [task for task, presets in TASK_PRESETS.items() if name in presets]
+        stacks = [_shown_once(flat[f"{stack}-{column}"] for stack in _stacks(tasks[0])) for column in PRESET_COLUMNS]
+        rows.append((f"`{name}`", ", ".join(tasks), *stacks, *(str(flat[drop]) for drop in (
+            "dropout", "attention-dropout", "activation-dropout"))))
     return _table(("arch", "task", "layers", "width", "feed-forward", "heads", "Pre-LN", "dropout", "attention", "activation"),
                   rows)
 

@@ -55,9 +55,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-FINE = ("--task", "sentence_prediction", "--num-classes", "2", "--batch-size", "16", "--lr", "0.003", "--warmup-updates", "10")
-
-
 def train(data, save_dir, *flags):
     return main(["train", str(data), *TINY_MASKED_FLAGS, "--save-dir", str(save_dir), *map(str, flags)])
 
@@ -65,6 +62,161 @@ def train(data, save_dir, *flags):
 def error_of(capsys):
     (line,) = capsys.readouterr().err.strip().splitlines()
     return line
+
+
+# -- masked language models
+
+FINE = ("--task", "sentence_prediction", "--num-classes", "2", "--batch-size", "16", "--lr", "0.003", "--warmup-updates", "10")
+MASKED = ("--task", "masked_lm", "--sample-break-mode", "eos", "--max-tokens", "256", "--lr", "0.01", "--warmup-updates", "10")
+
+
+@pytest.fixture(scope="module")
+def pretrained(folder):
+    assert train(folder / "lm", folder / "mlm", *MASKED, "--mask-prob", "0.2", "--max-epoch", "30", "--encoder-layerdrop",
+                 "0.1", "--disable-validation", "--no-epoch-checkpoints", "--save-interval", "30") == 0
+    return folder / "mlm" / "checkpoint_last.pt"
+
+
+def test_gaps_are_filled(pretrained):
+    model = lamina.load(pretrained, device="cpu")
+    for subject, verb in zip(SUBJECTS, VERBS, strict=True):
+        found = model.fill_mask(f"the happy {subject} <mask> on the mat .", topk=3)
+        assert len(found) == 3
+        assert (found[0].token, found[0].text) == (verb, f"the happy {subject} {verb} on the mat .")
+        assert 0.6 < found[0].probability <= 1.0
+        assert found[0].probability > found[1].probability > found[2].probability
+    every = model.fill_mask("the <mask> .", topk=10_000)
+    assert 0.99 < sum(own.probability for own in every) <= 1.0 + 1e-5
+    assert not {own.token for own in every} & {"<s>", "<pad>", "</s>", "<unk>", "<mask>"}
+    ensemble = lamina.load([pretrained, pretrained], device="cpu").fill_mask("the <mask> .", topk=1)
+    assert ensemble[0].probability == pytest.approx(every[0].probability)
+
+
+def test_texts_that_cannot_be_filled(pretrained):
+    model = lamina.load(pretrained, device="cpu")
+    with pytest.raises(DataError, match="has no <mask>"):
+        model.fill_mask("the cat sat .")
+    with pytest.raises(DataError, match=r"has 2 <mask>s.* one gap at a time"):
+        model.fill_mask("the <mask> <mask> .")
+    with pytest.raises(DataError, match="more than the 64 positions"):
+        model.fill_mask("<mask>" + " the" * 100)
+    with pytest.raises(ConfigError, match="topk is 0"):
+        model.fill_mask("the <mask>", topk=0)
+    with pytest.raises(ConfigError, match="it has none: fine-tune it first"):
+        model.predict("any", "the cat sat .")
+
+
+def test_a_masked_run_reports_loss_and_perplexity(folder, tmp_path, capsys):
+    assert train(folder / "lm", tmp_path, *MASKED, "--max-epoch", "1", "--mask-whole-words", "--freq-weighted-replacement") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"240 blocks in \d+ batches", out)
+    assert "criterion masked_lm" in out
+    assert re.search(r"valid on 'valid' subset \| loss [\d.]+ \| nll_loss [\d.]+ \| ppl [\d.]+", out)
+    checkpoint = load_checkpoint(tmp_path / "checkpoint_last.pt")
+    assert (checkpoint.task, checkpoint.languages) == ("masked_lm", ("text",))
+    assert checkpoint.dictionaries[0].endswith("<mask> 1\n")
+    assert len(checkpoint.weights["head.bias"]) == len(checkpoint.vocabularies()[0])
+
+
+@pytest.mark.parametrize("mode", ["none", "complete", "complete_doc", "eos"])
+def test_ways_to_cut_the_text(folder, tmp_path, mode):
+    flags = ["--sample-break-mode", mode, "--tokens-per-sample", "32", "--max-update", "2"]
+    assert train(folder / "lm", tmp_path, *MASKED, *flags) == 0
+
+
+def test_resuming_a_masked_run_equals_not_stopping(folder, tmp_path):
+    flags = [*MASKED, "--dropout", "0.1", "--encoder-layerdrop", "0.3", "--mask-whole-words"]
+    assert train(folder / "lm", tmp_path / "whole", *flags, "--max-epoch", "4") == 0
+    assert train(folder / "lm", tmp_path / "parts", *flags, "--max-update", "7") == 0
+    assert train(folder / "lm", tmp_path / "parts", *flags, "--max-epoch", "4", "--num-workers", "0") == 0
+    one, other = (load_checkpoint(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "parts"))
+    assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+    assert one.metrics == other.metrics
+
+
+def test_subwords_of_raw_text(tmp_path, folder):
+    text = folder / "text"
+    preprocess("--trainpref", text / "train.txt", "--validpref", text / "valid.txt", "--destdir", tmp_path / "data",
+               "--subword", "sentencepiece", "--vocab-size", "40")
+    assert train(tmp_path / "data", tmp_path / "out", *MASKED, "--mask-whole-words", "--max-epoch", "2") == 0
+    model = lamina.load(tmp_path / "out" / "checkpoint_last.pt", device="cpu")
+    for found in model.fill_mask("the happy <mask>.", topk=30):
+        assert found.text.endswith(".")
+        if found.token.startswith("▁"):
+            assert found.text == f"the happy {found.token[1:]}."
+        else:
+            assert found.text == f"the happy{found.token}."
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    ([*MASKED, "--mask-prob", "1"], "--mask-prob is 1.0; it must lie strictly between 0 and 1"),
+    ([*MASKED, "--leave-unmasked-prob", "0.6", "--random-token-prob", "0.6"], "together they must not exceed 1"),
+    ([*MASKED, "--num-classes", "2"], "--num-classes has no effect with --task masked_lm"),
+    ([*MASKED, "--decoder-layers", "3"], "--decoder-layers has no effect with --task masked_lm"),
+    ([*MASKED, "--criterion", "sentence_prediction"], "--criterion sentence_prediction belongs to"),
+    ([*MASKED, "--tokens-per-sample", "65"], "at most --max-positions 64"),
+    ([*MASKED, "--best-checkpoint-metric", "accuracy"], "is not measured by this run"),
+])
+def test_what_cannot_be_masked(folder, tmp_path, capsys, flags, message):
+    assert train(folder / "lm", tmp_path / "out", *flags) == 2
+    assert message in error_of(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_text_that_holds_the_mask(folder, tmp_path, capsys):
+    write_lines(tmp_path / "text", ["the <mask> sat", "a cat sat"] * 4)
+    preprocess("--trainpref", tmp_path / "text", "--validpref", tmp_path / "text", "--destdir", tmp_path / "data")
+    capsys.readouterr()
+    assert train(tmp_path / "data", tmp_path / "out", *MASKED, "--max-update", "1") == 2
+    assert "holds <mask> already" in error_of(capsys)
+
+
+# -- from one to the other
+
+RESET = ("--reset-optimizer", "--reset-dataloader", "--reset-meters")
+
+
+def test_finetuning_a_pretrained_model(pretrained, folder, tmp_path, capsys):
+    """The references' line; the whole model and half of it."""
+    line = [*FINE, "--init-token", "0", "--separator-token", "2", "--restore-file", pretrained, *RESET, "--max-epoch", "3",
+            "--criterion", "sentence_prediction", "--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
+    before = load_checkpoint(pretrained)
+    assert train(folder / "task", tmp_path / "still", *line, "--max-update", "1", "--lr", "1e-12") == 0
+    assert f"weights taken from {pretrained}" in capsys.readouterr().out
+    after = load_checkpoint(tmp_path / "still" / "checkpoint_last.pt")
+    assert after.training["progress"]["updates"] == 1
+    torch.testing.assert_close({name: after.weights[name] for name in before.weights}, before.weights, rtol=0, atol=1e-6)
+    assert train(folder / "task", tmp_path / "whole", *line) == 0
+    assert load_checkpoint(tmp_path / "whole" / "checkpoint_best.pt").metrics["accuracy"] > 0.95
+    capsys.readouterr()
+    assert train(folder / "task", tmp_path / "half", *line, "--encoder-layers-to-keep", "0,") == 0
+    assert "| Pruning model to specified layer configuration" in capsys.readouterr().out
+    half = load_checkpoint(tmp_path / "half" / "checkpoint_best.pt")
+    assert half.config["encoder-layers"] == 1
+    assert half.metrics["accuracy"] > 0.9
+    model = lamina.load(tmp_path / "half" / "checkpoint_best.pt", device="cpu")
+    assert model.predict("sentence_classification_head", "the gloomy bird sang on the tree .").label == "neg"
+    assert model.fill_mask("the <mask> bird sang on the tree .")
+
+
+def test_a_pruned_model_fills_what_the_whole_one_fills_with_layers_skipped(pretrained):
+    from lamina.nn.stack import Runs
+
+    whole, half = lamina.load(pretrained, device="cpu"), lamina.load(pretrained, device="cpu", encoder_layers_to_keep=[1])
+    tokens = torch.tensor([[0, 5, 6, 7, 2]])
+    assert torch.equal(half.models[0].encode(tokens).final,
+                       whole.models[0].encode(tokens, Runs(encoder=(False, True))).final)
+
+
+def test_a_dictionary_of_other_data(pretrained, folder, tmp_path, capsys):
+    data = tmp_path / "task"
+    shutil.copytree(folder / "task", data)
+    shutil.rmtree(data / "input0")
+    preprocess("--trainpref", folder / "text" / "train.other", "--validpref", folder / "text" / "valid.other",
+               "--destdir", data / "input0")
+    capsys.readouterr()
+    assert train(data, tmp_path / "out", *FINE, "--restore-file", pretrained, *RESET) == 2
+    assert re.search(r"was trained with the input dictionary \w+, but .* has \w+", error_of(capsys))
 
 
 # -- sentence classification
@@ -215,3 +367,13 @@ def test_a_sentence_that_is_too_long(folder, tmp_path, capsys):
 def test_f1_of_one_label(folder, tmp_path, capsys):
     assert train(folder / "task", tmp_path / "out", *FINE, "--max-update", "1", "--f1-label", "pos") == 0
     assert re.search(r"accuracy [\d.]+ \| f1 [\d.]+ \| best_loss", capsys.readouterr().out)
+
+
+def test_numbered_parts_are_added(folder, tmp_path, capsys):
+    data = tmp_path / "task"
+    shutil.copytree(folder / "task", data)
+    for name in ("input0", "label"):
+        for ending in ("bin", "idx"):
+            shutil.copy(data / name / f"valid.{ending}", data / name / f"train1.{ending}")
+    assert train(data, tmp_path / "out", *FINE, "--max-update", "1") == 0
+    assert "280 sentences in" in capsys.readouterr().out

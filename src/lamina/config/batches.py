@@ -14,9 +14,11 @@ BREAK_MODES = ("none", "complete", "complete_doc", "eos")
 class BlockConfig:
     """Blocks of running text."""
 
-    size: int = flag(1024, "most tokens of a block; the model's longest input follows it", name="tokens-per-sample")
+    size: int = flag(1024, "most tokens of a block; the model's longest input follows it; 512, <s> included, with --task "
+                           "masked_lm", name="tokens-per-sample")
     break_mode: str = flag("none", "where a block may end: anywhere (none), after a sentence (complete), also at the end of "
-                                   "its document, an empty line (complete_doc), or after each sentence (eos)",
+                                   "its document, an empty line (complete_doc), or after each sentence (eos); complete with "
+                                   "--task masked_lm",
                            name="sample-break-mode", choices=BREAK_MODES)
 
     def __post_init__(self) -> None:
@@ -37,10 +39,9 @@ class DataConfig:
     upsample_primary: int = flag(1, "how many times to read NAME when NAME1, .. are added")
     truncate_source: bool = flag(False, "cut sources to --max-source-positions instead of leaving the pair out",
                                  tasks=("translation",))
+    blocks: BlockConfig = part(BlockConfig, tasks=("language_modeling", "masked_lm"))
     masking: MaskingConfig = part(MaskingConfig, tasks=("masked_lm",))
     sentences: SentenceConfig = part(SentenceConfig, tasks=("sentence_prediction",))
-
-    blocks: BlockConfig = part(BlockConfig, tasks=("language_modeling",))
 
     def __post_init__(self) -> None:
         check(self.upsample_primary >= 1,

@@ -194,6 +194,5 @@ def resolve(cls: type[T], given: dict[str, Any]) -> T:
             owner = next(name for name, own in TASK_PRESETS.items() if arch in own)
             raise ConfigError(f"--arch {arch} is a preset for --task {owner}, and the task is {task}. Add --task {owner}, or "
                               f"choose one of {', '.join(presets)}.")
-        base = {"arch": arch, **preset_values(arch, given)}
-        base |= TASK_DEFAULTS.get(task, {})
+        base = {"arch": arch, **TASK_DEFAULTS.get(task, {}), **preset_values(arch, given)}
     return build(cls, base | given, given)

@@ -70,6 +70,12 @@ def roberta_large() -> ModelConfig:
     return replace(config, encoder=replace(config.encoder, num_layers=24, model_dim=1024, ffn_dim=4096, num_heads=16))
 
 
+def tiny_masked() -> ModelConfig:
+    """Small enough to train on a laptop's processor while one waits."""
+    config = roberta_base()
+    return replace(config, encoder=replace(config.encoder, num_layers=2, model_dim=128, ffn_dim=256, num_heads=4))
+
+
 def transformer_lm() -> ModelConfig:
     """A decoder alone, Pre-LN, as the references build it."""
     return replace(transformer(), decoder=StackConfig(is_pre_norm=True))
@@ -102,10 +108,13 @@ TRANSLATION_PRESETS: dict[str, Callable[[], ModelConfig]] = {
 LANGUAGE_MODEL_PRESETS: dict[str, Callable[[], ModelConfig]] = {
     preset.__name__: preset for preset in (transformer_lm, transformer_lm_big, transformer_lm_gpt, tiny_lm)
 }
-MASKED_PRESETS: dict[str, Callable[[], ModelConfig]] = {preset.__name__: preset for preset in (roberta_base, roberta_large)}
+MASKED_PRESETS: dict[str, Callable[[], ModelConfig]] = {
+    preset.__name__: preset for preset in (roberta_base, roberta_large, tiny_masked)
+}
 
 # What a task takes where nothing is given and the option's own default is another task's.
 TASK_DEFAULTS: dict[str, dict[str, Any]] = {
+    "masked_lm": {"criterion": "masked_lm", "tokens-per-sample": 512, "sample-break-mode": "complete"},
     "sentence_prediction": {"criterion": "sentence_prediction"},
 }
 
@@ -114,6 +123,7 @@ TASK_DEFAULTS: dict[str, dict[str, Any]] = {
 TASK_PRESETS: dict[str, dict[str, Callable[[], ModelConfig]]] = {
     "translation": TRANSLATION_PRESETS,
     "language_modeling": LANGUAGE_MODEL_PRESETS,
+    "masked_lm": MASKED_PRESETS,
     "sentence_prediction": MASKED_PRESETS,
 }
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
@@ -132,4 +142,9 @@ def preset_values(arch: str, explicit: dict[str, Any]) -> dict[str, Any]:
                 values[f"decoder-{width}"] = explicit[f"encoder-{width}"]
     if arch in LANGUAGE_MODEL_PRESETS and "tokens-per-sample" in explicit:
         values["max-target-positions"] = explicit["tokens-per-sample"]
+    if arch in MASKED_PRESETS:
+        # Whichever of the two is given, the other follows.
+        for given, follows in (("tokens-per-sample", "max-positions"), ("max-positions", "tokens-per-sample")):
+            if given in explicit:
+                values[follows] = explicit[given]
     return values

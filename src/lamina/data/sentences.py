@@ -62,31 +62,42 @@ class Frame:
         return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
 
 
+class SentencePart:
+    """The files of one split: inputs, second inputs where there are such, and a target each."""
+
+    def __init__(self, folder: Path, split: str, targets: np.ndarray) -> None:
+        self.name, self.targets = f"{folder}/{split}", targets
+        self.first = BinaryReader(folder / FIRST_INPUT / split)
+        has_second = (folder / SECOND_INPUT / f"{split}.idx").exists()
+        self.second = BinaryReader(folder / SECOND_INPUT / split) if has_second else None
+        for what, other in (("labels", targets), ("second inputs", self.second)):
+            if other is not None and len(other) != len(self.first):
+                raise DataError(f"{self.name} has {len(self.first)} inputs and {len(other)} {what}; there must be one for "
+                                "each.")
+        self.sizes = self.first.sizes if self.second is None else self.first.sizes + self.second.sizes
+
+
 class SentenceCorpus:
-    """Labelled sentences of a split, in the layout of the references."""
+    """Labelled sentences, part after part."""
 
     unit = "sentences"
 
-    def __init__(self, folder: Path, split: str, vocabulary: Vocabulary, targets: np.ndarray, frame: Frame, *,
-                 max_length: int | None) -> None:
-        self.name = f"{folder}/{split}"
-        self._first = BinaryReader(folder / FIRST_INPUT / split)
-        has_second = (folder / SECOND_INPUT / f"{split}.idx").exists()
-        self._second = BinaryReader(folder / SECOND_INPUT / split) if has_second else None
-        for what, number in (("labels", len(targets)), *([("second inputs", len(self._second))] if self._second else [])):
-            if number != len(self._first):
-                raise DataError(f"{self.name} has {len(self._first)} inputs and {number} {what}; there must be one for each.")
-        self._targets, self._frame, self._max_length = targets, frame, max_length
+    def __init__(self, parts: Sequence[SentencePart], vocabulary: Vocabulary, frame: Frame, *, max_length: int | None) -> None:
+        self.name = parts[0].name
+        self._parts, self._frame, self._max_length = parts, frame, max_length
+        self._starts = np.cumsum([0, *(len(part.targets) for part in parts)])
+        self._targets = np.concatenate([part.targets for part in parts])
         self._vocabulary_size = len(vocabulary)
-        sizes = self._first.sizes + frame.num_added(is_pair=has_second)
-        sizes = sizes + self._second.sizes if self._second is not None else sizes
+        sizes = np.concatenate([part.sizes + frame.num_added(is_pair=part.second is not None) for part in parts])
         self.lengths = sizes if max_length is None else np.minimum(sizes, max_length)
 
     def __len__(self) -> int:
-        return len(self._first)
+        return len(self._targets)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        row = self._frame.join(self._first[index], None if self._second is None else self._second[index])
+        part = self._parts[number := int(np.searchsorted(self._starts, index, side="right")) - 1]
+        place = index - int(self._starts[number])
+        row = self._frame.join(part.first[place], None if part.second is None else part.second[place])
         if int(row.max()) >= self._vocabulary_size or int(row.min()) < 0:
             raise DataError(f"input {index} of {self.name} holds ids that the dictionary of {self._vocabulary_size} symbols "
                             "does not have: it belongs to other data. Run `lamina preprocess` again, with one --srcdict for "

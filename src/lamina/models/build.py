@@ -107,6 +107,7 @@ def build_decoder_only(config: ModelConfig, vocab_size: int) -> DecoderOnly:
 BUILDERS: dict[str, Callable[[ModelConfig, tuple[int, ...]], Any]] = {
     "translation": lambda config, sizes: build_model(config, *sizes),
     "language_modeling": lambda config, sizes: build_decoder_only(config, *sizes),
+    "masked_lm": lambda config, sizes: build_masked_model(config, *sizes),
     "sentence_prediction": lambda config, sizes: build_masked_model(config, sizes[0]),
 }
 

@@ -19,10 +19,9 @@ from lamina.text.vocabulary import Vocabulary
 NO_LANGUAGE = "text"  # what a text without a language is called in checkpoints and messages
 
 
-class LanguageModeling(Task):
-    """One text, in blocks; perplexity judges."""
+class TextTask(Task):
+    """A folder with one text and its dictionary."""
 
-    name = "language_modeling"
     vocabularies: tuple[Vocabulary]
     subwords: tuple[Subword]
 
@@ -36,15 +35,23 @@ class LanguageModeling(Task):
         stored = load_subwords(folder) if read_manifest(folder) is not None else {}
         self.subwords = (stored.get(self.language or "", Whitespace()),)
 
+    def open_blocks(self, folder: Path, split: str, block_size: int, *, is_training: bool) -> TokenBlocks:
+        return open_blocks(folder, split, self.language, len(self.vocabularies[0]), block_size=block_size,
+                           break_mode=self.data.blocks.break_mode, adds_numbered=is_training,
+                           upsample_primary=self.data.upsample_primary if is_training else 1)
+
+
+class LanguageModeling(TextTask):
+    """One text, in blocks; perplexity judges."""
+
+    name = "language_modeling"
+
     @property
     def max_positions(self) -> tuple[int]:
         return (self.model_config.embedding.max_target_positions,)
 
     def open_split(self, folder: Path, split: str, *, is_training: bool) -> TokenBlocks:
-        blocks = self.data.blocks
-        return open_blocks(folder, split, self.language, len(self.vocabularies[0]), block_size=blocks.size,
-                           break_mode=blocks.break_mode, adds_numbered=is_training,
-                           upsample_primary=self.data.upsample_primary if is_training else 1)
+        return self.open_blocks(folder, split, self.data.blocks.size, is_training=is_training)
 
     def build_model(self) -> nn.Module:
         model = super().build_model()

@@ -15,8 +15,18 @@ from lamina.config.model import ModelConfig
 from lamina.config.train import ValidationConfig
 from lamina.data.feed import Feed
 from lamina.data.folder import dictionary_name, read_manifest
-from lamina.data.sentences import FIRST_INPUT, LABEL, Frame, SentenceBatch, SentenceCorpus, read_classes, read_numbers
+from lamina.data.sentences import (
+    FIRST_INPUT,
+    LABEL,
+    Frame,
+    SentenceBatch,
+    SentenceCorpus,
+    SentencePart,
+    read_classes,
+    read_numbers,
+)
 from lamina.errors import CheckpointError, ConfigError, DataError
+from lamina.init.pretrained import fill_table_
 from lamina.metrics.classes import accuracy, f1, pearson
 from lamina.models.masked import MaskedModel
 from lamina.tasks.base import Task
@@ -72,11 +82,27 @@ class SentencePrediction(Task):
         return (self.model_config.embedding.max_positions,)
 
     def open_split(self, folder: Path, split: str, *, is_training: bool) -> SentenceCorpus:
-        sentences = self.data.sentences
-        targets = (read_numbers(folder, split) if sentences.is_regression else
-                   read_classes(folder, split, self.vocabularies[1], self.model_config.classifier.num_classes))
-        return SentenceCorpus(folder, split, self.inputs, targets, self.frame,
-                              max_length=self.max_positions[0] if sentences.is_truncated else None)
+        parts = [self._open_part(folder, split)] * (self.data.upsample_primary if is_training else 1)
+        number = 1
+        while is_training and (folder / FIRST_INPUT / f"{split}{number}.idx").exists():
+            parts.append(self._open_part(folder, f"{split}{number}"))
+            number += 1
+        return SentenceCorpus(parts, self.inputs, self.frame,
+                              max_length=self.max_positions[0] if self.data.sentences.is_truncated else None)
+
+    def _open_part(self, folder: Path, split: str) -> SentencePart:
+        if self.data.sentences.is_regression:
+            return SentencePart(folder, split, read_numbers(folder, split))
+        num_classes = self.model_config.classifier.num_classes
+        return SentencePart(folder, split, read_classes(folder, split, self.vocabularies[1], num_classes))
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        path = self.model_config.encoder.embed_path
+        if path is not None:
+            assert isinstance(model, MaskedModel)
+            fill_table_(model.source_embedding.table, Path(path), self.inputs)
+        return model
 
     def starting_weights(self, model: nn.Module, checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
         """A head that the checkpoint lacks, or that has another number of classes there, begins as the model's own."""

@@ -58,7 +58,8 @@ class Updater:
             losses.append(torch.stack([sums.loss.detach(), sums.nll]))
         num_tokens = sum(batch.num_target_tokens for batch in batches)
         num_sentences = sum(batch.num_sentences for batch in batches)
-        share = 1.0 / (num_sentences if self.optimization.sentence_avg else num_tokens)
+        # A masked batch of very short sentences may have nothing to guess.
+        share = 1.0 / max(num_sentences if self.optimization.sentence_avg else num_tokens, 1)
         scale_used = self.scale.value.clone()
         norms = self.weights.grad_norms() * (share / scale_used)
         norm = norms.norm()

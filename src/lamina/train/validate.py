@@ -23,7 +23,7 @@ def validation_loss(model: Any, batches: Iterable[AnyBatch], criterion: Criterio
         sums = batch_loss(model, batch, criterion)
         loss, nll = loss.to(sums.loss.device) + sums.loss, nll.to(sums.nll.device) + sums.nll
         num_tokens += batch.num_target_tokens
-    return bits_per_token(loss.item(), nll.item(), num_tokens)
+    return bits_per_token(loss.item(), nll.item(), max(num_tokens, 1))
 
 
 def bits_per_token(loss_sum: float, nll_sum: float, num_tokens: int) -> dict[str, float]:
