@@ -155,14 +155,14 @@ Head = LinearHead | SurfaceHead
 
 def log_probs(terms: list[Term], output_weight: Tensor) -> Tensor:
     """The weighted sum of each term's log-softmax, in float32 or better whatever the model computes in. (B, T, V)"""
-    total: Tensor | None = None
-    for features, weight in terms:
-        own = F.log_softmax(F.linear(features, output_weight), -1, dtype=torch.promote_types(features.dtype, torch.float32))
-        # The usual head has one term of weight 1: nothing to multiply, nothing to add.
-        own = own if isinstance(weight, float) and weight == 1.0 else own * weight
-        total = own if total is None else total + own
-    assert total is not None, "a head names at least one term"
-    return total
+    dtype = torch.promote_types(output_weight.dtype, torch.float32)
+    if len(terms) == 1 and isinstance(terms[0].weight, float) and terms[0].weight == 1.0:
+        # The usual head: nothing to multiply, nothing to add.
+        return F.log_softmax(F.linear(terms[0].features, output_weight), -1, dtype=dtype)
+    # One product for all: where few rows meet a large vocabulary, reading the matrix is what takes the time.
+    scores = F.log_softmax(F.linear(torch.stack([term.features for term in terms]), output_weight), -1, dtype=dtype)
+    first, *others = (own * term.weight for own, term in zip(scores, terms, strict=True))
+    return sum(others, start=first)
 
 
 def sharpen(terms: list[Term], temperature: float) -> list[Term]:

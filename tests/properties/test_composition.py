@@ -1,0 +1,98 @@
+"""The parts compose: what the decoder and the softmax read, how a branch is added, which layers run, and how one decodes."""
+
+import pytest
+import torch
+
+from lamina.config.decode import SearchConfig
+from lamina.config.init import Admin, DefaultInit, DeepNet, ReZeroInit
+from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.data.batching import Batch
+from lamina.decode.beam import Search
+from lamina.decode.scoring import token_log_probs
+from lamina.nn.stack import ALL_RUN, Runs
+from lamina.train.update import Updater
+from tiny import FUSIONS, pad, tiny_model, tiny_pair
+
+RESIDUALS = {
+    "post": {"init": DefaultInit()},
+    "pre": {"init": DefaultInit(), "is_pre_norm": True},
+    "admin": {"init": Admin()},
+    "rezero": {"init": ReZeroInit()},
+    "deepnet": {"init": DeepNet()},
+}
+SKIPS = {"all": ALL_RUN, "some": Runs(encoder=(True, False, True), decoder=(False, True, False)),
+         "ends": Runs(encoder=(False, True, False), decoder=(False, False, False))}
+
+
+@pytest.fixture(params=FUSIONS.values(), ids=FUSIONS.keys())
+def fusion(request):
+    return request.param
+
+
+@pytest.fixture(params=RESIDUALS.values(), ids=RESIDUALS.keys())
+def residual(request):
+    return request.param
+
+
+@pytest.fixture
+def model(fusion, residual):
+    return tiny_model(num_layers=3, **fusion, **residual)
+
+
+@pytest.mark.parametrize("runs", SKIPS.values(), ids=SKIPS.keys())
+def test_stepwise_decoding_matches_full_forward(model, runs):
+    source, target = tiny_pair()
+    source = torch.cat([pad(source[:1, 2:], right=2), source[1:]])
+    state = model.start(source, target.size(1), runs=runs)
+    steps = torch.stack([model.step(target[:, position], state) for position in range(target.size(1))], dim=1)
+    full = model.log_probs(source, target, runs=runs)
+    # float32 with another order of sums on each path; scores of a model without norms are large
+    torch.testing.assert_close(steps, full, rtol=2e-5, atol=2e-5)
+    if runs != ALL_RUN:
+        assert not torch.allclose(full, model.log_probs(source, target))
+
+
+def test_a_skipped_layer_never_shifts_what_is_read(fusion):
+    """Skipping a layer is the same as making it the identity, whoever reads its state."""
+    from lamina.nn.stack import EncoderLayer
+
+    model = tiny_model(num_layers=3, is_pre_norm=True, **fusion)
+    source, target = tiny_pair()
+    skipped = model.log_probs(source, target, runs=Runs(encoder=(True, False, True), decoder=None))
+    layer = model.encoder.layers[1]
+    assert isinstance(layer, EncoderLayer)
+    with torch.no_grad():
+        # Pre-LN adds its branches: with nothing to add, the layer hands its input on.
+        for linear in (layer.attention.out_proj, layer.ffn.fc2):
+            linear.weight.zero_()
+            linear.bias.zero_()
+    torch.testing.assert_close(model.log_probs(source, target), skipped, rtol=1e-5, atol=1e-5)
+
+
+def test_beams_ensembles_and_given_scores(fusion):
+    one, other = (tiny_model(seed=seed, **fusion) for seed in (1, 2))
+    source, target = tiny_pair()
+    config = SearchConfig(beam=3, nbest=3, max_length_offset=8)
+    for models in ([one], [one, other]):
+        for found in Search(models, config).run(source):
+            assert len(found) == 3
+            assert found[0].score >= found[1].score >= found[2].score
+    # Two of a kind say what one says.
+    single, double = (token_log_probs(models, source, target, target) for models in ([one], [one, one]))
+    torch.testing.assert_close(single, double)
+    assert (single <= 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("runs", [ALL_RUN, Runs(encoder=(True, False, True), decoder=(False, True, True))], ids=["all", "some"])
+def test_an_update_reads_every_weight_but_those_of_skipped_layers(fusion, dtype, runs):
+    model = tiny_model(num_layers=3, dropout_p=0.1, **fusion)
+    source, target = tiny_pair()
+    batch = Batch(source, target, target.roll(-1, dims=1), num_source_tokens=source.numel(), num_target_tokens=target.numel(),
+                  indices=(0, 1, 2))
+    updater = Updater(model, OptimizationConfig(criterion=LabelSmoothedCrossEntropy(smoothing=0.1)), PrecisionConfig(), dtype)
+    result = updater.update([batch], lr=1e-3, seed=1, runs=runs)
+    assert result.numbers.isfinite().all()
+    untouched = {name for name, norm in zip(updater.weights.names, result.grad_norms.tolist(), strict=True) if norm == 0.0}
+    skipped = () if runs == ALL_RUN else ("encoder.layers.1.", "decoder.layers.0.")
+    assert untouched == {name for name in updater.weights.names if skipped and name.startswith(skipped)}
