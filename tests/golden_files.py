@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lamina.interop.fairseq import model_from_fairseq, places
-from lamina.models.encoder_decoder import EncoderDecoder
 
 # LAMINA_GOLDEN may name a folder with all the fixtures, of which the repository holds some.
 HAS_ALL = "LAMINA_GOLDEN" in os.environ
@@ -29,9 +28,11 @@ def read_tensors(fixture: str, name: str) -> dict[str, Tensor]:
     return load_file(GOLDEN / fixture / f"{name}.safetensors")
 
 
-def read_model(fixture: str) -> EncoderDecoder:
+def read_model(fixture: str, **args: Any) -> Any:
+    """`args` take the place of the fixture's own."""
     config = read_json(fixture)
-    return model_from_fairseq(config["args"], read_tensors(fixture, "weights"), config["src_vocab"], config["tgt_vocab"])
+    return model_from_fairseq(config["args"] | args, read_tensors(fixture, "weights"),
+                              config.get("src_vocab", config["tgt_vocab"]), config["tgt_vocab"])
 
 
 def gradients(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:

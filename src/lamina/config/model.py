@@ -108,6 +108,49 @@ class ClassifierConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig:
+    """Language models."""
+
+    input_dim: int | None = flag(None, "width of the token vectors, projected to the model's; the model's if left out",
+                                 name="decoder-input-dim")
+    output_dim: int | None = flag(None, "width at which the output is read; the model's if left out",
+                                  name="decoder-output-dim")
+    has_final_norm: bool = flag(True, "normalise once more after the last layer of a Pre-LN decoder", name="decoder-final-norm")
+    softmax_cutoff: tuple[int, ...] = flag((), "adaptive softmax: ids at which its bands of rarer words begin",
+                                           name="adaptive-softmax-cutoff", metavar="N,..", paper="Grave et al. 2017 §4")
+    softmax_dropout_p: float = flag(0.0, "dropout before the adaptive softmax and inside its tails",
+                                    name="adaptive-softmax-dropout", needs="adaptive-softmax-cutoff")
+    softmax_factor: float = flag(4.0, "each band is this many times narrower than the one before",
+                                 name="adaptive-softmax-factor", needs="adaptive-softmax-cutoff")
+    is_adaptive: bool = flag(False, "embed bands of rarer words in fewer dimensions", name="adaptive-input",
+                             paper="Baevski and Auli 2019 §3")
+    input_cutoff: tuple[int, ...] = flag((), "ids at which the bands of rarer words begin", name="adaptive-input-cutoff",
+                                         metavar="N,..", needs="adaptive-input")
+    input_factor: float = flag(4.0, "each band is this many times narrower than the one before",
+                               name="adaptive-input-factor", needs="adaptive-input")
+    ties_weights: bool = flag(False, "the adaptive softmax reads the words' vectors of the adaptive input",
+                              name="tie-adaptive-weights", needs=("adaptive-input", "adaptive-softmax-cutoff"))
+    ties_projections: bool = flag(False, "its tails use the projections of the adaptive input too", name="tie-adaptive-proj",
+                                  needs="tie-adaptive-weights")
+
+    def __post_init__(self) -> None:
+        for name, value in (("decoder-input-dim", self.input_dim), ("decoder-output-dim", self.output_dim)):
+            check(value is None or value >= 1, f"--{name} is {value}; it must be at least 1.")
+        for name, cutoff in (("softmax", self.softmax_cutoff), ("input", self.input_cutoff)):
+            check(all(one < other for one, other in zip((0, *cutoff), cutoff, strict=False)),
+                  f"--adaptive-{name}-cutoff is {','.join(map(str, cutoff))}; the ids must rise, such as 20000,60000.")
+        for name, factor in (("softmax", self.softmax_factor), ("input", self.input_factor)):
+            check(factor >= 1.0, f"--adaptive-{name}-factor is {factor}; it must be 1 or more.")
+        check(0.0 <= self.softmax_dropout_p < 1.0,
+              f"--adaptive-softmax-dropout is {self.softmax_dropout_p}; it must lie in [0, 1).")
+        check(not self.is_adaptive or bool(self.input_cutoff),
+              "--adaptive-input needs --adaptive-input-cutoff, the ids at which bands begin, such as 20000,60000.")
+        check(not self.ties_weights or (self.is_adaptive and self.softmax_cutoff == self.input_cutoff
+                                        and self.softmax_factor == self.input_factor),
+              "--tie-adaptive-weights needs --adaptive-input with the cutoff and the factor of the adaptive softmax.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Model."""
 
@@ -121,6 +164,7 @@ class ModelConfig:
                                     paper="Huang et al. 2016 §3")
     activation: str = flag("relu", "activation of the feed-forward blocks", name="activation-fn", choices=ACTIVATIONS)
     classifier: ClassifierConfig = part(ClassifierConfig, tasks=("sentence_prediction",))
+    lm: LanguageModelConfig = part(LanguageModelConfig, tasks=("language_modeling",))
     init: Init = variant("init-type", INIT_HELP, INIT_TYPES, default="default")
     memory: MemoryConfig = part(MemoryConfig)
     surface: HeadConfig = variant(
@@ -138,6 +182,19 @@ class ModelConfig:
               "out.")
         check(not self.embedding.share_all or self.decoder.embed_path in (None, self.encoder.embed_path),
               "--share-all-embeddings has one matrix: give --encoder-embed-path alone, without --decoder-embed-path.")
+        widths = {self.lm.input_dim or self.decoder.model_dim, self.lm.output_dim or self.decoder.model_dim,
+                  self.decoder.model_dim}
+        check(not self.lm.ties_weights or len(widths) == 1,
+              "--tie-adaptive-weights needs one width: leave out --decoder-input-dim and --decoder-output-dim, or make them "
+              f"--decoder-embed-dim {self.decoder.model_dim}.")
+        check(not (self.lm.softmax_cutoff and self.embedding.share_decoder),
+              "--share-decoder-input-output-embed has no effect on an adaptive softmax: use --tie-adaptive-weights.")
+        check(not (self.lm.is_adaptive and (self.embedding.share_decoder or self.decoder.embed_path)),
+              "--adaptive-input has no single matrix to share or to fill: leave out --share-decoder-input-output-embed and "
+              "--decoder-embed-path.")
+        check(not self.embedding.share_decoder or (self.lm.input_dim or self.decoder.model_dim)
+              == (self.lm.output_dim or self.decoder.model_dim),
+              "--share-decoder-input-output-embed has one matrix: make --decoder-input-dim and --decoder-output-dim equal.")
         check_order(self.init, is_pre_norm=self.encoder.is_pre_norm or self.decoder.is_pre_norm)
         check(not isinstance(self.init, DeepNet) or len(self.init.layers) in (0, 2),
               "--deepnet-layers needs two numbers, the encoder's layers and the decoder's, such as 18,18.")

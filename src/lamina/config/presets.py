@@ -8,7 +8,7 @@ from typing import Any
 
 from lamina.config.fields import flatten
 from lamina.config.fusion import AttendedFusion, HardFusion
-from lamina.config.model import DropoutConfig, EmbeddingConfig, ModelConfig, StackConfig
+from lamina.config.model import DropoutConfig, EmbeddingConfig, LanguageModelConfig, ModelConfig, StackConfig
 
 
 def transformer() -> ModelConfig:
@@ -86,6 +86,26 @@ def transformer_lm_big() -> ModelConfig:
     return replace(transformer_lm(), decoder=wide)
 
 
+def transformer_lm_wiki103() -> ModelConfig:
+    """Baevski and Auli 2019, §4.1: 247M parameters at WikiText-103's 267,744 words."""
+    config, cutoff = transformer_lm_big(), (20000, 60000)
+    return replace(config, decoder=replace(config.decoder, num_layers=16, num_heads=8),
+                   dropout=DropoutConfig(dropout_p=0.3, attention_p=0.1, activation_p=0.1),
+                   lm=LanguageModelConfig(is_adaptive=True, input_cutoff=cutoff, softmax_cutoff=cutoff, softmax_dropout_p=0.2,
+                                          ties_weights=True, ties_projections=True, has_final_norm=False))
+
+
+def transformer_lm_baevski_wiki103() -> ModelConfig:
+    return transformer_lm_wiki103()
+
+
+def transformer_lm_gbw() -> ModelConfig:
+    """Baevski and Auli 2019, for the Billion Word benchmark; its cutoffs are options."""
+    config = transformer_lm_big()
+    return replace(config, decoder=replace(config.decoder, model_dim=512), lm=LanguageModelConfig(has_final_norm=False),
+                   dropout=DropoutConfig(dropout_p=0.1, attention_p=0.1))
+
+
 def transformer_lm_gpt() -> ModelConfig:
     """The size of GPT (Radford et al. 2018, §4.1)."""
     stack = StackConfig(num_layers=12, model_dim=768, ffn_dim=3072, num_heads=12, is_pre_norm=True)
@@ -106,7 +126,9 @@ TRANSLATION_PRESETS: dict[str, Callable[[], ModelConfig]] = {
 }
 
 LANGUAGE_MODEL_PRESETS: dict[str, Callable[[], ModelConfig]] = {
-    preset.__name__: preset for preset in (transformer_lm, transformer_lm_big, transformer_lm_gpt, tiny_lm)
+    preset.__name__: preset
+    for preset in (transformer_lm, transformer_lm_big, transformer_lm_wiki103, transformer_lm_baevski_wiki103,
+                   transformer_lm_gbw, transformer_lm_gpt, tiny_lm)
 }
 MASKED_PRESETS: dict[str, Callable[[], ModelConfig]] = {
     preset.__name__: preset for preset in (roberta_base, roberta_large, tiny_masked)

@@ -33,6 +33,11 @@ class LabelSmoothedCrossEntropy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdaptiveLoss(CrossEntropy):
+    """Loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MaskedLmLoss(CrossEntropy):
     """Loss."""
 
@@ -46,6 +51,7 @@ Criterion = CrossEntropy | LabelSmoothedCrossEntropy
 CRITERIA: dict[str, type] = {
     "cross_entropy": CrossEntropy,
     "label_smoothed_cross_entropy": LabelSmoothedCrossEntropy,
+    "adaptive_loss": AdaptiveLoss,
     "masked_lm": MaskedLmLoss,
     "sentence_prediction": SentenceLoss,
 }
@@ -215,6 +221,13 @@ class TrainConfig:
 
     def _check_criterion(self) -> None:
         criterion, is_sentences = self.optimization.criterion, self.task == "sentence_prediction"
+        has_adaptive_softmax = bool(self.model.lm.softmax_cutoff)
+        check(has_adaptive_softmax or not isinstance(criterion, AdaptiveLoss),
+              "--criterion adaptive_loss needs an adaptive softmax: add --adaptive-softmax-cutoff, such as 20000,60000, or "
+              "take --criterion cross_entropy.")
+        check(not (has_adaptive_softmax and criterion.smoothing),
+              "--label-smoothing would need every word's probability, which an adaptive softmax is there to avoid. Take "
+              "--criterion adaptive_loss, or leave out --adaptive-softmax-cutoff.")
         for kind, task in ((MaskedLmLoss, "masked_lm"), (SentenceLoss, "sentence_prediction")):
             check(not isinstance(criterion, kind) or self.task == task,
                   f"--criterion {task} belongs to --task {task}, and the task is {self.task}. Leave it out.")

@@ -81,6 +81,7 @@ class TokenBatch:
     target: Tensor  # (B, T)
     num_target_tokens: int
     indices: tuple[int, ...]
+    target_on_host: np.ndarray | None = None  # the target again, where the host may look at it without asking the device
 
     @property
     def inputs(self) -> tuple[Tensor]:

@@ -65,11 +65,13 @@ class TokenBlocks:
             tokens = self._tokens(index, max(first - 1, 0), start + size)
             inputs.append(tokens[:-1] if first > 0 else np.concatenate([[EOS], tokens[:-1]]))
             targets.append(np.concatenate([np.full(start - first, PAD), tokens[len(tokens) - size:]]))
+        target = pad_rows(targets)
         return TokenBatch(
             tokens=torch.from_numpy(pad_rows(inputs)),
-            target=torch.from_numpy(pad_rows(targets)),
+            target=torch.from_numpy(target),
             num_target_tokens=int(self._sizes[list(indices)].sum()),
             indices=tuple(indices),
+            target_on_host=target,
         )
 
     def _tokens(self, index: int, start: int, end: int) -> np.ndarray:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import nn
 
+from lamina.nn.adaptive import AdaptiveHead
 from lamina.nn.attention import CrossAttention, SelfAttention, SurfaceAttention
 from lamina.nn.embedding import InputEmbedding, TokenTable
 from lamina.nn.fusion import LayerAttention
@@ -51,7 +52,10 @@ def initialise_(model: nn.Module) -> None:
                     _projections_(linear, num_parts=1, gain=gain)
             case InputEmbedding():
                 # Only where the table is looked up: an output matrix of its own keeps its padding row.
-                module.table.weight[module.table.pad_id] = 0.0
+                module.table.clear_padding_()
+            case AdaptiveHead() if not module.is_tied:
+                for table in (module.table, *(tail.table for tail in module.tails)):
+                    nn.init.xavier_uniform_(table.weight)
             case LearnedPositions():
                 module.weight[PAD_POSITION] = 0.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,7 +16,8 @@ from lamina.config.fields import build, unique_leaves, with_positive_names
 from lamina.config.keep import kept_layers
 from lamina.config.model import ClassifierConfig, ModelConfig
 from lamina.errors import CheckpointError
-from lamina.models.build import build_masked_model, build_model
+from lamina.models.build import build_decoder_only, build_masked_model, build_model
+from lamina.models.decoder_only import DecoderOnly
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.models.masked import MaskedModel
 from lamina.nn.fusion import LayerAttention
@@ -39,8 +40,12 @@ _ONLY_WITH: dict[str, tuple[Any, ...]] = {
     "use_alibi": (False, None),
 }
 
-# Buffers that nothing reads: version marks, and the device tracer of the position table.
-_DEAD = re.compile(r"(encoder|decoder)\.(sentence_encoder\.)?(version|embed_positions\._float_tensor)$")
+# Of those, what a language model may have.
+_IN_LANGUAGE_MODELS = ("adaptive_input", "adaptive_softmax_cutoff", "no_decoder_final_norm")
+
+# Buffers that nothing reads: version marks, and the device tracers of tables.
+_DEAD = re.compile(r"(encoder|decoder)\.(sentence_encoder\.)?(version|embed_positions\._float_tensor)$"
+                   r"|decoder\.(embed_tokens|adaptive_softmax\.head)\._float_tensor$|decoder\.adaptive_softmax\.version$")
 # What the surface-fusion fork creates whether the configuration reads it or not: dropped where our model has no place for it.
 _PERHAPS_DEAD = re.compile(r"decoder\.(meanmaxweight|sf_attn|fc[12]|tgt_out_dim|src_out_dim|ta_weight|ta_final_layernorm)"
                            r"(\..+)?$|encoder\.(layernorm_srcemb|layernorm_allsource|fc[12])\..+$")
@@ -49,13 +54,15 @@ _FIRST_POOLED_ID = 50
 
 
 def model_from_fairseq(args: Mapping[str, Any], state_dict: Mapping[str, Tensor], source_vocab_size: int,
-                       target_vocab_size: int) -> EncoderDecoder | MaskedModel:
+                       target_vocab_size: int) -> EncoderDecoder | MaskedModel | DecoderOnly:
     """The Lamina model that computes what the reference's `args` and `state_dict` compute: what build_model builds.
 
     Where `args` name layers to keep, the model is pruned to them, unless the weights are those of a pruned model already.
     """
     if any(".sentence_encoder." in name for name in state_dict):
         return masked_model_from_fairseq(args, state_dict, source_vocab_size)
+    if not any(name.startswith("encoder.") for name in state_dict):
+        return language_model_from_fairseq(args, state_dict, target_vocab_size)
     config, keep = _with_depth_of(state_dict, config_from_args(args)), _layers_to_keep(args, state_dict)
     return _filled(lambda config: build_model(config, source_vocab_size, target_vocab_size), config, state_dict, keep)
 
@@ -113,6 +120,14 @@ def masked_model_from_fairseq(args: Mapping[str, Any], state_dict: Mapping[str, 
     return _filled(lambda config: build_masked_model(config, vocab_size), config, state_dict, keep)
 
 
+def language_model_from_fairseq(args: Mapping[str, Any], state_dict: Mapping[str, Tensor], vocab_size: int) -> DecoderOnly:
+    """A decoder alone, which the reference always builds as Pre-LN."""
+    config = config_from_args(args, _IN_LANGUAGE_MODELS)
+    config = _with_depth_of(state_dict, replace(config, decoder=replace(config.decoder, is_pre_norm=True)))
+    keep = _layers_to_keep(args, state_dict)
+    return _filled(lambda config: build_decoder_only(config, vocab_size), config, state_dict, keep)
+
+
 def _classifier(config: ClassifierConfig, state_dict: Mapping[str, Tensor]) -> ClassifierConfig:
     found = {match[1]: tensor.size(0) for name, tensor in state_dict.items()
              if (match := re.fullmatch(r"classification_heads\.([^.]+)\.out_proj\.weight", name))}
@@ -122,13 +137,13 @@ def _classifier(config: ClassifierConfig, state_dict: Mapping[str, Tensor]) -> C
     return next((replace(config, name=name, num_classes=size) for name, size in found.items()), config)
 
 
-def config_from_args(args: Mapping[str, Any]) -> ModelConfig:
+def config_from_args(args: Mapping[str, Any], allowed: Collection[str] = ()) -> ModelConfig:
     """Our flat names are the references' argument names, so most of the work is refusing what we cannot build."""
     for name, accepted in _ONLY_WITH.items():
-        if args.get(name) not in accepted:
+        if name not in allowed and args.get(name) not in accepted:
             raise CheckpointError(f"this model was trained with {name}={args[name]!r}, which Lamina cannot build.")
     for name in ("decoder_input_dim", "decoder_output_dim"):
-        if args.get(name, args.get("decoder_embed_dim")) != args.get("decoder_embed_dim"):
+        if not allowed and args.get(name, args.get("decoder_embed_dim")) != args.get("decoder_embed_dim"):
             raise CheckpointError(f"this model has {name}={args[name]}, unlike its decoder_embed_dim "
                                   f"{args.get('decoder_embed_dim')}, which Lamina cannot build.")
     names = with_positive_names({name.replace("_", "-"): value for name, value in args.items() if value not in (None, "")},
@@ -197,6 +212,10 @@ _OUTSIDE = {
     "decoder.embed_out": "head.table.weight",
     "decoder.meanmaxweight": "head.mix.gate_weight",
     "decoder.ta_weight": "memory.weight",
+    "decoder.project_in_dim.weight": "target_embedding.project.weight",
+    "decoder.project_out_dim.weight": "head.project.weight",
+    "decoder.adaptive_softmax.head.word_proj.weight": "head.table.weight",
+    "decoder.adaptive_softmax.head.class_proj.weight": "head.clusters.weight",
     "encoder.embed_positions.weight": "source_embedding.positions.weight",
     "decoder.embed_positions.weight": "target_embedding.positions.weight",
 }
@@ -228,6 +247,11 @@ _SENTENCE_HEAD = re.compile(r"classification_heads\.([^.]+\.(?:dense|out_proj)\.
 _IN_MASKED_HEAD = {"dense": "head.dense.", "layer_norm": "head.norm.", None: "head."}
 
 
+# Bands of rarer words, at the input and at the output.
+_BAND = re.compile(r"decoder\.embed_tokens\.embeddings\.(\d+)\.([01])\.weight")
+_TAIL = re.compile(r"decoder\.adaptive_softmax\.tail\.(\d+)\.([02])\.weight")
+
+
 def places(name: str) -> list[Place]:
     """Where the reference's parameter `name` goes; a fused projection of cross-attention goes to two of ours."""
     if match := _SENTENCE_ENCODER.fullmatch(name):
@@ -237,6 +261,12 @@ def places(name: str) -> list[Place]:
         return [Place("head.table.weight" if (part, kind) == (None, "weight") else f"{_IN_MASKED_HEAD[part]}{kind}")]
     elif match := _SENTENCE_HEAD.fullmatch(name):
         return [Place(f"classifiers.{match[1]}")]
+    if name == "decoder.adaptive_softmax.head.weight":
+        return [Place("head.table.weight"), Place("head.clusters.weight")]
+    if match := _BAND.fullmatch(name):
+        return [Place(f"target_embedding.table.bands.{match[1]}.{'project' if match[2] == '1' else 'table'}.weight")]
+    if match := _TAIL.fullmatch(name):
+        return [Place(f"head.tails.{match[1]}.{'project' if match[2] == '0' else 'table'}.weight")]
     if name in _OUTSIDE:
         return [Place(_OUTSIDE[name])]
     stem, _, kind = name.rpartition(".")

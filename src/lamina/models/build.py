@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
@@ -19,6 +20,7 @@ from lamina.init.default import initialise_
 from lamina.models.decoder_only import DecoderOnly
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.models.masked import MaskedModel
+from lamina.nn.adaptive import AdaptiveHead, AdaptiveTable, Band, Tail
 from lamina.nn.attention import CrossAttention, SelfAttention, SurfaceAttention
 from lamina.nn.embedding import InputEmbedding, TokenTable, WordDropout
 from lamina.nn.encoder_heads import MaskedHead, SentenceHead
@@ -84,8 +86,7 @@ def build_masked_model(config: ModelConfig, vocab_size: int) -> MaskedModel:
 def build_decoder_only(config: ModelConfig, vocab_size: int) -> DecoderOnly:
     """A language model, freshly initialised."""
     stack, embedding = config.decoder, config.embedding
-    table = TokenTable(vocab_size, stack.model_dim, PAD_ID)
-    output = table if embedding.share_decoder else TokenTable(vocab_size, stack.model_dim, PAD_ID)
+    table = _lm_table(config, vocab_size)
     constants = DeepNetConstants.of_single_stack(config.trained_depths[1])
     layers = []
     for _ in range(stack.num_layers):
@@ -93,14 +94,62 @@ def build_decoder_only(config: ModelConfig, vocab_size: int) -> DecoderOnly:
         layers.append(CausalLayer(_self_attention(config, stack), attn_residual, _feed_forward(config, stack), ffn_residual))
     model = DecoderOnly(
         target_embedding=_input_embedding(config, stack, table, embedding.max_target_positions),
-        decoder=LayerStack(layers, _final_norm(stack)),
-        head=LinearHead(output),
+        decoder=LayerStack(layers, _final_norm(stack) if config.lm.has_final_norm else None),
+        head=_lm_head(config, vocab_size, table),
         pad_id=PAD_ID,
         max_target_positions=embedding.max_target_positions,
     )
     initialise_(model)
     _initialise_branches_(config.init, model.decoder, constants.beta)
     return model
+
+
+def _bands(cutoff: tuple[int, ...], vocab_size: int, name: str) -> list[int]:
+    """How many words each band has."""
+    if cutoff[-1] > vocab_size:
+        raise ConfigError(f"--adaptive-{name}-cutoff ends at {cutoff[-1]}, but the dictionary has {vocab_size} symbols. Give "
+                          "smaller ids.")
+    edges = [0, *cutoff, vocab_size] if cutoff[-1] < vocab_size else [0, *cutoff]
+    return [end - start for start, end in pairwise(edges)]
+
+
+def _band_dim(dim: int, factor: float, number: int, name: str) -> int:
+    narrow = int(dim // factor**number)
+    if narrow < 1:
+        raise ConfigError(f"band {number} of --adaptive-{name}-cutoff would have no width left: {dim} divided {number} times "
+                          f"by --adaptive-{name}-factor {factor:g}. Give fewer bands, or a smaller factor.")
+    return narrow
+
+
+def _lm_table(config: ModelConfig, vocab_size: int) -> TokenTable | AdaptiveTable:
+    dim, lm = config.decoder.model_dim, config.lm
+    if not lm.is_adaptive:
+        return TokenTable(vocab_size, lm.input_dim or dim, PAD_ID)
+    bands = []
+    for number, size in enumerate(_bands(lm.input_cutoff, vocab_size, "input")):
+        narrow = _band_dim(lm.input_dim or dim, lm.input_factor, number, "input")
+        bands.append(Band(TokenTable(size, narrow, None if number else PAD_ID), nn.Linear(narrow, dim, bias=False)))
+    return AdaptiveTable(bands)
+
+
+def _lm_head(config: ModelConfig, vocab_size: int, table: TokenTable | AdaptiveTable) -> LinearHead | AdaptiveHead:
+    lm, dim = config.lm, config.lm.output_dim or config.decoder.model_dim
+    project = nn.Linear(config.decoder.model_dim, dim, bias=False) if dim != config.decoder.model_dim else None
+    if not lm.softmax_cutoff:
+        shared = isinstance(table, TokenTable) and config.embedding.share_decoder
+        return LinearHead(table if shared else TokenTable(vocab_size, dim, PAD_ID), project)  # type: ignore[arg-type]
+    frequent, *rare = _bands(lm.softmax_cutoff, vocab_size, "softmax")
+    tied = table.bands if isinstance(table, AdaptiveTable) and lm.ties_weights else None
+    words = TokenTable(frequent, dim, None) if tied is None else tied[0].table
+    tails = []
+    for number, size in enumerate(rare, start=1):
+        narrow = _band_dim(dim, lm.softmax_factor, number, "softmax")
+        own = TokenTable(size, narrow, None) if tied is None else tied[number].table
+        is_turned = tied is not None and lm.ties_projections
+        narrowing = tied[number].project if tied is not None and is_turned else nn.Linear(dim, narrow, bias=False)
+        tails.append(Tail(own, narrowing, is_turned=is_turned, dropout_p=lm.softmax_dropout_p))
+    return AdaptiveHead(words, nn.Linear(dim, len(rare), bias=False), tails, project=project, is_tied=tied is not None,
+                        dropout_p=lm.softmax_dropout_p)
 
 
 # By the task whose models they are: from a configuration and the sizes of the task's vocabularies.
@@ -133,9 +182,10 @@ def _tables(config: ModelConfig, source_size: int, target_size: int) -> tuple[To
     return source, target, output
 
 
-def _input_embedding(config: ModelConfig, stack: StackConfig, table: TokenTable, max_positions: int, *,
+def _input_embedding(config: ModelConfig, stack: StackConfig, table: TokenTable | AdaptiveTable, max_positions: int, *,
                      word_dropout_p: float = 0.0, offers_tokens: bool = False) -> InputEmbedding:
     embedding, dim = config.embedding, stack.model_dim
+    token_dim = table.weight.size(1) if isinstance(table, TokenTable) else dim
     positions = LearnedPositions if stack.has_learned_positions else SinusoidalPositions
     return InputEmbedding(
         table,
@@ -145,6 +195,7 @@ def _input_embedding(config: ModelConfig, stack: StackConfig, table: TokenTable,
         dropout_p=config.dropout.dropout_p,
         word_dropout=WordDropout(word_dropout_p, UNK_ID, FIRST_WORD_ID) if word_dropout_p else None,
         offers_tokens=offers_tokens,
+        project=nn.Linear(token_dim, dim, bias=False) if token_dim != dim else None,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from lamina.nn.adaptive import AdaptiveHead
 from lamina.nn.cache import Ancestry, KeyValues
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.heads import LinearHead, Term, log_probs, sharpen
@@ -39,8 +40,8 @@ class TextState:
 class DecoderOnly(nn.Module):
     """Blocks only: what they are and how they are shared was decided in models/build.py."""
 
-    def __init__(self, *, target_embedding: InputEmbedding, decoder: LayerStack, head: LinearHead, pad_id: int,
-                 max_target_positions: int) -> None:
+    def __init__(self, *, target_embedding: InputEmbedding, decoder: LayerStack, head: LinearHead | AdaptiveHead,
+                 pad_id: int, max_target_positions: int) -> None:
         super().__init__()
         self.target_embedding = target_embedding
         self.decoder = decoder
@@ -56,11 +57,20 @@ class DecoderOnly(nn.Module):
 
     @property
     def output_weight(self) -> Tensor:
+        """Of the whole vocabulary, which an adaptive head does not have in one piece."""
+        assert isinstance(self.head, LinearHead), "an adaptive head has no output matrix"
         return self.head.table.weight
 
     def log_probs(self, tokens: Tensor, runs: Runs = ALL_RUN) -> Tensor:
         """Log-probabilities of the token after each place. (B, T) -> (B, T, V)"""
-        return log_probs(self(tokens, runs), self.output_weight)
+        return self._scores(self(tokens, runs))
+
+    def _scores(self, terms: list[Term], temperature: float = 1.0) -> Tensor:
+        if isinstance(self.head, AdaptiveHead):
+            (term,) = terms
+            scores = self.head.log_probs(term.features)
+            return scores if temperature == 1.0 else (scores / temperature).log_softmax(dim=-1)
+        return log_probs(sharpen(terms, temperature), self.output_weight)
 
     @torch.no_grad()
     def start(self, tokens: Tensor, max_length: int | None = None, num_beams: int = 1,
@@ -84,5 +94,5 @@ class DecoderOnly(nn.Module):
         bias = state.ancestry.bias(state.length, embedded.input.dtype)
         output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], bias),
                               state.runs.decoder)
-        scores = log_probs(sharpen(self.head.terms(output), temperature), self.output_weight)
+        scores = self._scores(self.head.terms(output), temperature)
         return scores if tokens.dim() == 2 else scores[:, 0]

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,18 @@ from lamina.nn.layout import FIRST_POSITION, Layout
 class TokenTable(nn.Module):
     """The (V, D) matrix of token vectors. Sharing embeddings means sharing this object."""
 
-    def __init__(self, num_tokens: int, dim: int, pad_id: int) -> None:
+    def __init__(self, num_tokens: int, dim: int, pad_id: int | None) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_tokens, dim))
         self.pad_id = pad_id
 
     def forward(self, ids: Tensor) -> Tensor:
         return F.embedding(ids, self.weight, padding_idx=self.pad_id)
+
+    @torch.no_grad()
+    def clear_padding_(self) -> None:
+        if self.pad_id is not None:
+            self.weight[self.pad_id] = 0.0
 
 
 class Embedded(NamedTuple):
@@ -45,12 +50,17 @@ class WordDropout(NamedTuple):
 
 
 class InputEmbedding(nn.Module):
-    """scale * token + position, then an optional norm, then dropout. In training, whole words may become <unk> first."""
+    """scale * token + position, then an optional norm, then dropout. In training, whole words may become <unk> first.
 
-    def __init__(self, table: TokenTable, *, scale: float, positions: nn.Module | None, norm: nn.Module | None,
-                 dropout_p: float, word_dropout: WordDropout | None = None, offers_tokens: bool = False) -> None:
+    Token vectors of another width than the model's are projected to it.
+    """
+
+    def __init__(self, table: nn.Module, *, scale: float, positions: nn.Module | None, norm: nn.Module | None,
+                 dropout_p: float, word_dropout: WordDropout | None = None, offers_tokens: bool = False,
+                 project: nn.Module | None = None) -> None:
         super().__init__()
-        self.table = table
+        self.table: Any = table  # TokenTable, or AdaptiveTable
+        self.project = project
         self.scale = scale
         self.positions = positions
         self.norm = norm
@@ -68,7 +78,10 @@ class InputEmbedding(nn.Module):
         return self._embed(ids, torch.full_like(ids, num_before + FIRST_POSITION))
 
     def _embed(self, ids: Tensor, positions: Tensor | None) -> Embedded:
-        tokens = self.table(ids) * self.scale
+        tokens = self.table(ids)
+        if self.project is not None:
+            tokens = self.project(tokens)
+        tokens = tokens * self.scale
         x = tokens
         if self.positions is not None:
             x = x + self.positions(positions).to(tokens.dtype)

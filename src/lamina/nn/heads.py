@@ -32,18 +32,19 @@ class Term(NamedTuple):
 
 
 class LinearHead(nn.Module):
-    """The usual softmax: one term. Its table may be the target embedding's."""
+    """The usual softmax: one term. Its table may be the target embedding's; features of another width are projected."""
 
-    def __init__(self, table: TokenTable) -> None:
+    def __init__(self, table: TokenTable, project: nn.Module | None = None) -> None:
         super().__init__()
         self.table = table
+        self.project = project
 
     def start(self, encoder: StackOutput, layout: Layout, ids: Tensor) -> Any:
         """What the head reads of the source: nothing."""
         return None
 
     def terms(self, decoder: StackOutput, source: Any = None) -> list[Term]:
-        return [Term(decoder.final, 1.0)]
+        return [Term(decoder.final if self.project is None else self.project(decoder.final), 1.0)]
 
 
 class AttendedSurface(nn.Module):

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from lamina.config.train import Criterion, SentenceLoss
 from lamina.data.batching import AnyBatch
 from lamina.decode.scoring import target_log_probs
+from lamina.nn.adaptive import AdaptiveHead
 from lamina.nn.heads import Term
 from lamina.nn.stack import ALL_RUN, Runs
 
@@ -34,6 +36,9 @@ def batch_loss(model: Any, batch: AnyBatch, criterion: Criterion, runs: Runs = A
     if isinstance(criterion, SentenceLoss):
         return sentence_loss(model.classify(*batch.inputs, runs=runs), batch.target)
     terms = model(*batch.inputs, runs=runs)
+    if isinstance(model.head, AdaptiveHead):
+        return adaptive_loss(terms, model.head, batch.target, pad_id=model.pad_id,
+                             target_on_host=getattr(batch, "target_on_host", None))
     sums = label_smoothed_loss(terms, model.output_weight, batch.target, smoothing=criterion.smoothing,
                                pad_id=model.pad_id, output_bias=getattr(model, "output_bias", None))
     if len(terms) == 1 or model.training:
@@ -70,6 +75,30 @@ def label_smoothed_loss(terms: list[Term], output_weight: Tensor, target: Tensor
         loss, nll = loss + term_loss, nll + term_nll
     assert isinstance(loss, Tensor)
     assert isinstance(nll, Tensor)
+    return LossSums(loss, nll)
+
+
+def adaptive_loss(terms: list[Term], head: AdaptiveHead, target: Tensor, *, pad_id: int,
+                  target_on_host: np.ndarray | None = None) -> LossSums:
+    """The negative log-likelihood of an adaptive softmax (Grave et al. 2017, §4), summed over non-pad targets.
+
+    Each tail is computed for its own words alone. Which those are is read off `target_on_host`, a copy of the target, where
+    there is one: nobody then has to ask the device.
+    """
+    (term,) = terms
+    features, flat = term.features.flatten(0, 1), target.flatten()
+    counts = flat.ne(pad_id).float()
+    loss, nll = _LinearCrossEntropy.apply(features, head.first_weight(), None, head.first_target(flat), counts, 0.0)
+    where = flat.cpu().numpy() if target_on_host is None else target_on_host.ravel()
+    for tail, (start, end) in zip(head.tails, head.ranges(), strict=True):
+        own = torch.from_numpy(np.flatnonzero((where >= start) & (where < end)))
+        if not len(own):
+            continue
+        rows = (own.pin_memory() if flat.is_cuda else own).to(flat.device, non_blocking=True)
+        # Relative ids are words of the band, never padding: the word at pad_id's place in a band counts like the others.
+        tail_loss, tail_nll = _LinearCrossEntropy.apply(tail.features(features[rows]), tail.table.weight, None,
+                                                        flat[rows] - start, counts[rows], 0.0)
+        loss, nll = loss + tail_loss, nll + tail_nll
     return LossSums(loss, nll)
 
 
