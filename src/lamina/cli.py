@@ -26,6 +26,8 @@ COMMANDS = {
                      "train a model on a data folder, or go on where it stopped"),
     "average": Command("lamina.config.average:AverageConfig", "lamina.commands.average:run",
                        "average the weights of several checkpoints into one"),
+    "fold": Command("lamina.config.fold:FoldConfig", "lamina.commands.fold:run",
+                    "turn a model trained with Admin into a plain Transformer with the same outputs"),
     "score": Command("lamina.config.score:ScoreConfig", "lamina.commands.score:run",
                      "measure how close translations come to references"),
     "generate": Command("lamina.config.generate:GenerateConfig", "lamina.commands.generate:run",

@@ -19,3 +19,7 @@ class CheckpointError(LaminaError):
 
 class DivergenceError(LaminaError):
     """Training left the finite numbers; the last good checkpoint is on disk."""
+
+
+class MemoryShortageError(LaminaError):
+    """The device's memory does not hold what was asked for; the last good checkpoint is on disk."""

@@ -199,3 +199,15 @@ def test_kinds_without_a_profile_train(data, tmp_path, init, capsys):
     assert train(data, tmp_path, "--init-type", init, "--max-update", "3") == 0
     assert load_checkpoint(tmp_path / "checkpoint_last.pt").config["init-type"] == init
     assert "profiled" not in capsys.readouterr().out
+
+
+def test_a_hundred_layers_a_side_profile_and_step(data, tmp_path, capsys):
+    """With the schedule, optimizer and warm-up of the deep experiments, and activations computed again."""
+    narrow = ["--encoder-embed-dim", "8", "--encoder-ffn-embed-dim", "8", "--encoder-layers", "100", "--decoder-layers", "100"]
+    assert train(data, tmp_path, *narrow, "--init-type", "admin", "--checkpoint-activations", "--optimizer", "radam",
+                 "--lr-scheduler", "linear", "--warmup-updates", "1", "--max-update", "2", "--disable-validation",
+                 "--no-epoch-checkpoints", "--no-save-optimizer-state") == 0
+    assert re.search(r"over 200 encoder sub-layers, .* over 300 decoder sub-layers", capsys.readouterr().out)
+    weights = load_checkpoint(tmp_path / "checkpoint_last.pt").weights
+    assert all(weight.isfinite().all() for weight in weights.values())
+    assert weights["encoder.layers.99.ffn_residual.add.omega"].mean() > 3

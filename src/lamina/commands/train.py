@@ -21,14 +21,16 @@ def run(config: TrainConfig) -> None:
         return
     # Here, not above: --help and --print-config answer without loading torch.
     from lamina.train.loop import train
+    from lamina.train.memory import advise_when_short
     from lamina.train.run import Run
 
-    training = Run(config)
-    try:
-        introduce(training)
-        train(training)
-    finally:
-        training.reporter.close()
+    with advise_when_short(config):
+        training = Run(config)
+        try:
+            introduce(training)
+            train(training)
+        finally:
+            training.reporter.close()
 
 
 def introduce(run: Run) -> None:

@@ -97,6 +97,9 @@ class PrecisionConfig:
                                                "left out", needs="fp16")
     min_loss_scale: float = flag(0.0001, "training has diverged when the scale falls below this", needs="fp16")
     threshold_loss_scale: float | None = flag(None, "never lower the scale beneath this", needs="fp16")
+    checkpoint_activations: bool = flag(False, "keep only each layer's input for the gradient and compute the rest again: deep "
+                                               "models in a fraction of the memory, a third slower",
+                                        paper="Chen et al. 2016")
     cpu: bool = flag(False, "stay on the processor even where there is a GPU")
 
     def __post_init__(self) -> None:

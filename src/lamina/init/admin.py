@@ -16,7 +16,7 @@ from lamina.nn.attention import SelfAttention
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.layout import Layout
 from lamina.nn.residual import OmegaAdd
-from lamina.nn.stack import LayerStack
+from lamina.nn.stack import stacks_of
 
 # Per stack, by its name in the model and in the order of its sub-layers: what each omega is filled with.
 Profile = dict[str, list[float]]
@@ -25,11 +25,6 @@ Profile = dict[str, list[float]]
 def omegas(stack: nn.Module) -> list[OmegaAdd]:
     """In the order in which they take part: layer by layer, and in a layer as they are called."""
     return [part for part in stack.modules() if isinstance(part, OmegaAdd)]
-
-
-def stacks_of(model: nn.Module) -> dict[str, LayerStack]:
-    """Encoder first, where there are two."""
-    return {name: part for name, part in model.named_modules() if isinstance(part, LayerStack)}
 
 
 @torch.no_grad()

@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lamina.nn.attention import CrossAttention, SelfAttention
 from lamina.nn.cache import KeyValues, LayerCache
@@ -92,18 +94,25 @@ LayerCall = Callable[[Any, int, Tensor], Tensor]
 
 
 class LayerStack(nn.Module):
-    """Layers in order; a layer whose turn is masked out is the identity (Fan et al. 2020)."""
+    """Layers in order; a layer whose turn is masked out is the identity (Fan et al. 2020).
+
+    With `recomputes`, training keeps each layer's input alone and computes the rest again for the gradient, with the same
+    dropout (Chen et al. 2016, §4).
+    """
 
     def __init__(self, layers: Iterable[nn.Module], norm: nn.Module | None, kept_states: Collection[int] = ()) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.norm = norm
         self.kept_states = frozenset(kept_states)
+        self.recomputes = False
 
     def forward(self, embedded: Embedded, call: LayerCall, runs: Sequence[bool] | None = None) -> StackOutput:
         assert runs is None or len(runs) == len(self.layers), "a yes or no for each layer"
         x = embedded.input
         states = [self._kept(0, x)]
+        if self.recomputes and self.training and torch.is_grad_enabled():
+            call = _recomputed(call)
         for index, layer in enumerate(self.layers):
             # Identity, not absence: states[i + 1] is always the output of layer i, so readers need no special case.
             x = call(layer, index, x) if runs is None or runs[index] else x
@@ -112,3 +121,12 @@ class LayerStack(nn.Module):
 
     def _kept(self, index: int, x: Tensor) -> Tensor | None:
         return x if index in self.kept_states else None
+
+
+def _recomputed(call: LayerCall) -> LayerCall:
+    return lambda layer, index, x: checkpoint(call, layer, index, x, use_reentrant=False)
+
+
+def stacks_of(model: nn.Module) -> dict[str, LayerStack]:
+    """By their names in the model; the encoder first, where there are two."""
+    return {name: part for name, part in model.named_modules() if isinstance(part, LayerStack)}

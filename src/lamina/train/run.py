@@ -22,6 +22,7 @@ from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus
 from lamina.data.feed import Feed
 from lamina.errors import DataError
+from lamina.nn.stack import stacks_of
 from lamina.tasks import TASKS
 from lamina.text.subword import subword_to_dict
 from lamina.train.keeper import Keeper
@@ -60,6 +61,8 @@ class Run:
                                        max_update=optimization.max_update)
         torch.manual_seed(config.seed)
         self.model = self.task.build_model().to(self.device)
+        for stack in stacks_of(self.model).values():
+            stack.recomputes = config.precision.checkpoint_activations
         self.keeper = Keeper(config.saving)
         self.progress = Progress()
         self._feeds: dict[int, Feed] = {}

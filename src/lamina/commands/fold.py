@@ -1,0 +1,22 @@
+"""`lamina fold`: a plain Transformer from one with scaled residuals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lamina.config.fold import FoldConfig
+
+
+def run(config: FoldConfig) -> None:
+    # Here, not above: a missing --output is refused without loading torch.
+    from lamina.checkpoint.fold import fold_checkpoint
+    from lamina.checkpoint.format import load_checkpoint, save_checkpoint
+    from lamina.commands.average import check_output
+
+    path, output = Path(config.checkpoint), Path(config.output)
+    checkpoint = load_checkpoint(path)
+    check_output(output, [path])
+    folded = fold_checkpoint(checkpoint)
+    save_checkpoint(output, folded)
+    print(f"| folded {checkpoint.config['init-type']} residuals of {path} into plain ones")
+    print(f"| wrote {output}")

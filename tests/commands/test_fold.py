@@ -1,0 +1,64 @@
+"""`lamina fold`, in-process."""
+
+import pytest
+import torch
+
+from lamina.checkpoint.format import load_checkpoint
+from lamina.cli import main
+from tiny import TINY_FLAGS, make_data
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return str(make_data(tmp_path_factory.mktemp("fold")))
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    assert main(["train", data, *TINY_FLAGS, "--encoder-layers", "2", "--decoder-layers", "2", "--init-type", "admin",
+                 "--max-epoch", "6", "--save-dir", str(folder)]) == 0
+    return folder / "checkpoint_last.pt"
+
+
+def translations(data, path, capsys):
+    capsys.readouterr()
+    assert main(["generate", data, "--path", str(path), "--gen-subset", "valid", "--beam", "3"]) == 0
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith(("S-", "T-", "D-"))]
+
+
+def test_a_folded_checkpoint_translates_the_same(data, trained, tmp_path, capsys):
+    output = tmp_path / "plain.pt"
+    assert main(["fold", str(trained), "--output", str(output)]) == 0
+    assert "folded admin residuals" in capsys.readouterr().out
+    assert translations(data, output, capsys) == translations(data, trained, capsys)
+    folded, before = load_checkpoint(output), load_checkpoint(trained)
+    assert folded.config["init-type"] == "default"
+    assert "admin-profile-batches" not in folded.config
+    assert folded.training == {"folded": "admin"}
+    assert before.training.keys() > {"optimizer"}
+    assert not any(".add." in name for name in folded.weights)
+    assert all(weight.dtype == torch.float32 for weight in folded.weights.values())
+
+
+def test_training_goes_on_from_a_folded_model(data, trained, tmp_path):
+    output = tmp_path / "plain.pt"
+    assert main(["fold", str(trained), "--output", str(output)]) == 0
+    flags = [flag for flag in TINY_FLAGS if flag != "--share-all-embeddings"]
+    assert main(["train", data, *flags, "--encoder-layers", "2", "--decoder-layers", "2", "--encoder-learned-pos",
+                 "--decoder-learned-pos", "--max-update", "1", "--finetune-from-model", str(output),
+                 "--save-dir", str(tmp_path)]) == 0
+
+
+def test_errors(trained, tmp_path, capsys):
+    assert main(["fold", str(trained)]) == 2
+    assert "--output is missing" in capsys.readouterr().err
+    assert main(["fold", str(trained), "--output", str(trained)]) == 2
+    assert "is one of the inputs" in capsys.readouterr().err
+    assert main(["fold", str(tmp_path / "nothing.pt"), "--output", str(tmp_path / "x.pt")]) == 2
+    assert "there is no checkpoint" in capsys.readouterr().err
+    output = tmp_path / "plain.pt"
+    assert main(["fold", str(trained), "--output", str(output)]) == 0
+    assert main(["fold", str(output), "--output", str(tmp_path / "again.pt")]) == 2
+    assert "plain residuals already" in capsys.readouterr().err
+    assert not (tmp_path / "again.pt").exists()
