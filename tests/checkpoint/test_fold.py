@@ -1,16 +1,20 @@
 """A folded model computes what the model computed, with plain residuals."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from lamina.checkpoint.fold import MIN_OMEGA, fold
 from lamina.checkpoint.format import load_weights_
+from lamina.checkpoint.prune import Keep, prune
 from lamina.config.decode import SearchConfig
 from lamina.config.init import Admin, AdminClosedForm, DeepNet, DefaultInit, ReZeroInit, ReZeroPostNorm
 from lamina.decode.beam import Search
 from lamina.errors import CheckpointError
-from lamina.models.build import build_model
+from lamina.models.build import build_decoder_only, build_masked_model, build_model
 from lamina.nn.residual import DeepNorm, OmegaAdd, ReZero
+from lamina.nn.stack import Runs
 from tiny import VOCABULARY_SIZE, pad, tiny_config, tiny_model, tiny_pair
 
 KINDS = {"admin": Admin(), "closed form": AdminClosedForm(), "deepnet": DeepNet(), "rezero_postln": ReZeroPostNorm()}
@@ -24,10 +28,15 @@ TABLES = {
 }
 
 
-def trained(config):
+def trained(config, build=None):
     """Far from its first weights: omegas spread and of both signs, where there are any."""
     model = tiny_model(config)
     torch.manual_seed(7)
+    if build is not None:
+        model = build(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.1 * torch.randn_like(parameter)
     with torch.no_grad():
         for part in model.modules():
             match part:
@@ -60,8 +69,6 @@ def test_outputs_are_the_same(kind, tables):
 
 @pytest.mark.parametrize("learned", [("encoder",), ("decoder",), ("encoder", "decoder")])
 def test_learned_positions(learned):
-    from dataclasses import replace
-
     config = tiny_config(init=Admin())
     config = replace(config, **{side: replace(getattr(config, side), has_learned_positions=True) for side in learned})
     model = trained(config)
@@ -77,6 +84,48 @@ def test_positions_reach_as_far_as_before():
     folded, _ = folded_model(model, config)
     source, target = tiny_pair(source_length=9)
     torch.testing.assert_close(folded.log_probs(source, target), model.log_probs(source, target), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_pruning(kind):
+    """The folded model of the kept layers computes what the whole one computes with the others skipped."""
+    config = tiny_config(num_layers=4, init=KINDS[kind])
+    model = trained(config)
+    pruned_config, weights = prune(config, dict(model.named_parameters()), Keep((0, 3), (1, 2, 3)))
+    folded_config, weights = fold(pruned_config, weights)
+    folded = build_model(folded_config, VOCABULARY_SIZE, VOCABULARY_SIZE)
+    load_weights_(folded, weights)
+    runs = Runs((True, False, False, True), (False, True, True, True))
+    torch.testing.assert_close(folded.eval().log_probs(*tiny_pair()), model.log_probs(*tiny_pair(), runs), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tables", ["one table", "separate", "normed embeddings"])
+def test_language_models(kind, tables):
+    changes = dict(TABLES[tables])
+    changes["share_decoder"] = changes.pop("share_all", True)
+    config = tiny_config(num_layers=3, init=KINDS[kind], **changes, share_all=False)
+    model = trained(config, lambda config: build_decoder_only(config, VOCABULARY_SIZE))
+    folded_config, weights = fold(config, dict(model.named_parameters()))
+    folded = build_decoder_only(folded_config, VOCABULARY_SIZE)
+    load_weights_(folded, weights)
+    tokens = pad(tiny_pair()[1], right=2)
+    torch.testing.assert_close(folded.eval().log_probs(tokens), model.log_probs(tokens), rtol=0, atol=1e-5)
+
+
+def test_masked_language_models():
+    """Their output is always the table that they read with: only a norm after it can take the first omega."""
+    config = tiny_config(num_layers=3, init=Admin(), has_norm=True, max_positions=64)
+    model = trained(config, lambda config: build_masked_model(config, VOCABULARY_SIZE))
+    folded_config, weights = fold(config, dict(model.named_parameters()))
+    folded = build_masked_model(folded_config, VOCABULARY_SIZE)
+    load_weights_(folded, weights)
+    tokens = pad(tiny_pair()[0], right=2)
+    found, wanted = (one.logits(tokens).log_softmax(-1)[:, :7] for one in (folded.eval(), model))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    plain = tiny_config(init=Admin(), max_positions=64)
+    with pytest.raises(CheckpointError, match="--layernorm-embedding"):
+        fold(plain, dict(build_masked_model(plain, VOCABULARY_SIZE).named_parameters()))
 
 
 def test_beam_search_finds_the_same():

@@ -50,7 +50,7 @@ def test_training_goes_on_from_a_folded_model(data, trained, tmp_path):
                  "--save-dir", str(tmp_path)]) == 0
 
 
-def test_errors(trained, tmp_path, capsys):
+def test_errors(data, trained, tmp_path, capsys):
     assert main(["fold", str(trained)]) == 2
     assert "--output is missing" in capsys.readouterr().err
     assert main(["fold", str(trained), "--output", str(trained)]) == 2
@@ -61,4 +61,6 @@ def test_errors(trained, tmp_path, capsys):
     assert main(["fold", str(trained), "--output", str(output)]) == 0
     assert main(["fold", str(output), "--output", str(tmp_path / "again.pt")]) == 2
     assert "plain residuals already" in capsys.readouterr().err
+    assert main(["generate", data, "--path", str(output), "--gen-subset", "valid", "--encoder-layers-to-keep", "1"]) == 2
+    assert "Prune the model as it was trained" in capsys.readouterr().err
     assert not (tmp_path / "again.pt").exists()

@@ -1,32 +1,28 @@
 """Activations computed again, and advice when memory runs out."""
 
-from functools import partial
-
 import pytest
 import torch
 
 from lamina.cli import main
 from lamina.config.init import Admin
-from lamina.nn.stack import stacks_of
+from lamina.nn.stack import ALL_RUN, Runs, stacks_of
 from lamina.train.loss import label_smoothed_loss
 from lamina.train.update import Updater
 from tiny import TINY_FLAGS, make_data, tiny_model, tiny_pair
 
 
-def gradients(*, recomputes, runs=None, **changes):
+def gradients(*, recomputes, runs=ALL_RUN, **changes):
     model = tiny_model(num_layers=3, dropout_p=0.3, **changes).train()
     for stack in stacks_of(model).values():
         stack.recomputes = recomputes
     source, target = tiny_pair()
     torch.manual_seed(3)
-    for stack in stacks_of(model).values():
-        stack.forward = partial(stack.forward, runs=runs)
-    sums = label_smoothed_loss(model(source, target), model.output_weight, target, smoothing=0.1, pad_id=1)
+    sums = label_smoothed_loss(model(source, target, runs), model.output_weight, target, smoothing=0.1, pad_id=1)
     sums.loss.backward()
     return sums.loss.detach(), {name: weight.grad for name, weight in model.named_parameters()}
 
 
-@pytest.mark.parametrize("runs", [None, [True, False, True]])
+@pytest.mark.parametrize("runs", [ALL_RUN, Runs((True, False, True), (False, True, True))])
 @pytest.mark.parametrize("changes", [{}, {"is_pre_norm": True}, {"init": Admin()}])
 def test_recomputing_changes_neither_loss_nor_gradients(changes, runs):
     """To the bit, under dropout: what is computed again draws the same numbers; a skipped layer stays skipped."""

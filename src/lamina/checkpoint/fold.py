@@ -153,11 +153,13 @@ def _scale_input_(config: ModelConfig, weights: Weights, stack: str, scale: Tens
 
 def _untie_(config: ModelConfig, weights: Weights) -> ModelConfig:
     """Source, target and output each with a table of its own."""
+    if _stacks(weights) == ["encoder"]:
+        raise CheckpointError("the model guesses masked tokens with the table that it reads them with, and folding would "
+                              "scale only one of the two. Train with --layernorm-embedding, whose norm can take the scale.")
     source, target, output = "source_embedding.table.weight", "target_embedding.table.weight", "head.table.weight"
-    if config.embedding.share_all:
-        weights[target] = weights[output] = weights[source]
-    elif config.embedding.share_decoder:
-        weights[output] = weights[target]
+    for name, shared in ((target, source), (output, target)):
+        if name not in weights:
+            weights[name] = weights[shared]
     return replace(config, embedding=replace(config.embedding, share_all=False, share_decoder=False))
 
 

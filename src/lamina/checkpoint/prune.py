@@ -19,6 +19,7 @@ from lamina.checkpoint.format import Checkpoint
 from lamina.config.fields import flatten
 from lamina.config.keep import SIDES, KeepConfig, kept_layers, record_text, was_kept
 from lamina.config.model import ModelConfig
+from lamina.errors import CheckpointError
 
 # To the letter: people's scripts look for it, with "| " in front.
 PRUNING_LINE = "Pruning model to specified layer configuration"
@@ -83,6 +84,9 @@ def chosen_layers(config: ModelConfig, wanted: KeepConfig, owner: str = "") -> K
 
 def prune_checkpoint(checkpoint: Checkpoint, keep: Keep) -> Checkpoint:
     """The whole file, the optimizer's memory of the kept layers included."""
+    if "folded" in checkpoint.training:
+        raise CheckpointError("the checkpoint was folded: what a layer hands on is scaled for the layer after it, so none can "
+                              "be taken out. Prune the model as it was trained, and fold the result.")
     config = checkpoint.model_config()
     pruned, weights = prune(config, checkpoint.weights, keep)
     training = dict(checkpoint.training)
