@@ -11,5 +11,6 @@ from lamina.config.fields import REQUIRED, flag
 class FoldConfig:
     """Fold."""
 
-    checkpoint: str = flag(REQUIRED, "checkpoint of a model trained with Admin, DeepNet or rezero_postln", positional=True)
+    checkpoint: str = flag("checkpoints/checkpoint_best.pt", "checkpoint of an Admin, DeepNet or rezero_postln model",
+                           positional=True)
     output: str = flag(REQUIRED, "checkpoint to write: a plain Transformer with the same outputs", metavar="FILE")
