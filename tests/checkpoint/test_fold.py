@@ -9,6 +9,7 @@ from lamina.checkpoint.fold import MIN_OMEGA, fold
 from lamina.checkpoint.format import load_weights_
 from lamina.checkpoint.prune import Keep, prune
 from lamina.config.decode import SearchConfig
+from lamina.config.fusion import AttendedFusion, HardFusion, MaxFusion, MeanFusion, MemoryConfig, SoftFusion
 from lamina.config.init import Admin, AdminClosedForm, DeepNet, DefaultInit, ReZeroInit, ReZeroPostNorm
 from lamina.decode.beam import Search
 from lamina.errors import CheckpointError
@@ -97,6 +98,40 @@ def test_after_pruning(kind):
     load_weights_(folded, weights)
     runs = Runs((True, False, False, True), (False, True, True, True))
     torch.testing.assert_close(folded.eval().log_probs(*tiny_pair()), model.log_probs(*tiny_pair(), runs), rtol=0, atol=1e-5)
+
+
+FUSION = {
+    "layer-wise": {"memory": MemoryConfig(is_layer_wise=True)},
+    "layer-wise, chosen": {"memory": MemoryConfig(is_layer_wise=True, layer_wise_reads=(0, 3, -1))},
+    "surface, last": {"surface": AttendedFusion(mode=HardFusion(gate=0.8))},
+    "surface, middle": {"surface": AttendedFusion(layer=0)},
+    "surface, input": {"surface": AttendedFusion(layer=-4, mode=SoftFusion())},
+    "surface with positions": {"surface": AttendedFusion(has_positions=True)},
+    "both": {"surface": AttendedFusion(layer=1), "memory": MemoryConfig(is_layer_wise=True)},
+}
+
+
+@pytest.mark.parametrize("fusion", FUSION)
+@pytest.mark.parametrize("tables", ["one table", "separate", "normed embeddings"])
+def test_fusion_that_reads_inner_states(fusion, tables):
+    config = tiny_config(num_layers=3, init=Admin(), **TABLES[tables], **FUSION[fusion])
+    model = trained(config)
+    folded, _ = folded_model(model, config)
+    torch.testing.assert_close(folded.log_probs(*tiny_pair()), model.log_probs(*tiny_pair()), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("fusion", "name"), [
+    ({"memory": MemoryConfig(is_layer_wise=True, is_transparent=True)}, "--transparent-attention"),
+    ({"surface": MeanFusion()}, "--surfacefusion mean"), ({"surface": MaxFusion()}, "--surfacefusion mean and max")])
+def test_fusion_that_cannot_be_folded_is_named(fusion, name):
+    config = tiny_config(init=Admin(), **fusion)
+    with pytest.raises(CheckpointError, match=name):
+        fold(config, dict(tiny_model(config).named_parameters()))
+    # What is on the branch scales no state: there is nothing to undo.
+    config = replace(config, init=ReZeroPostNorm())
+    model = trained(config)
+    folded, _ = folded_model(model, config)
+    torch.testing.assert_close(folded.log_probs(*tiny_pair()), model.log_probs(*tiny_pair()), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

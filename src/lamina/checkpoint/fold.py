@@ -20,10 +20,13 @@ from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
 from lamina.config.fields import flatten
+from lamina.config.fusion import AttendedFusion, MeanFusion
 from lamina.config.init import DeepNet, DefaultInit, OmegaInit, ReZeroInit, ReZeroPostNorm
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError
 from lamina.init.deepnet import DeepNetConstants
+from lamina.models.build import asking_state, layer_wise_reads
+from lamina.nn.fusion import FINAL
 from lamina.nn.positions import num_rows, sinusoid_table
 
 Weights = dict[str, Tensor]
@@ -59,8 +62,10 @@ def fold(config: ModelConfig, weights: Mapping[str, Tensor]) -> tuple[ModelConfi
         case ReZeroPostNorm():
             _fold_branch_scales_(folded)
         case OmegaInit() | DeepNet():
+            scales: dict[str, list[Tensor]] = {}
             for stack in _stacks(folded):
-                config = _fold_shortcuts_(config, folded, stack)
+                scales[stack], config = _fold_shortcuts_(config, folded, stack)
+            _unscale_readers_(config, folded, scales)
     plain = {name: weight.to(weights[name].dtype if name in weights else torch.float32)
              for name, weight in folded.items() if ".add." not in name}
     return replace(config, init=DefaultInit()), plain
@@ -93,18 +98,25 @@ def _sub_layers(weights: Weights, stack: str) -> Iterator[SubLayer]:
 # -- omega, alpha: on the shortcut
 
 
-def _fold_shortcuts_(config: ModelConfig, weights: Weights, stack: str) -> ModelConfig:
-    """Each sub-layer's scale moves to whatever gives it its input."""
-    before: str | None = None
+def _fold_shortcuts_(config: ModelConfig, weights: Weights, stack: str) -> tuple[list[Tensor], ModelConfig]:
+    """Each sub-layer's scale moves to whatever gives it its input; by what each of the stack's states is scaled from now on."""
+    before, scales = None, []
     for part in _sub_layers(weights, stack):
         scale = _shortcut_scale(config, weights, stack, part)
+        if part.residual.endswith("attn_residual"):
+            scales.append(scale)  # of what the layer before hands on
         if before is None:
             config = _scale_input_(config, weights, stack, scale)
         else:
             _scale_norm_(weights, before, scale)
-        weights[f"{part.reads}.weight"] = weights[f"{part.reads}.weight"] / scale
+        _divide_(weights, part.reads, scale)
         before = f"{part.residual}.norm"
-    return config
+    return [*scales, torch.ones_like(scales[0])], config
+
+
+def _divide_(weights: Weights, linear: str, scale: Tensor) -> None:
+    """For a linear map whose input is now scaled."""
+    weights[f"{linear}.weight"] = weights[f"{linear}.weight"] / scale
 
 
 def _shortcut_scale(config: ModelConfig, weights: Weights, stack: str, part: SubLayer) -> Tensor:
@@ -126,6 +138,28 @@ def _alpha(config: ModelConfig, weights: Weights, stack: str) -> float:
     constants = (DeepNetConstants.of_encoder(num_encoder, num_decoder) if stack == "encoder"
                  else DeepNetConstants.of_decoder(num_decoder))
     return constants.alpha
+
+
+def _unscale_readers_(config: ModelConfig, weights: Weights, scales: dict[str, list[Tensor]]) -> None:
+    """Fusion reads states in the middle of a stack: through a linear map it can undo their scale, otherwise it cannot."""
+    memory, surface = config.memory, config.surface
+    if "encoder" not in scales or "decoder" not in scales:
+        return
+    if memory.is_transparent:
+        raise CheckpointError("--transparent-attention mixes the encoder's states as they are, and folding would scale each of "
+                              "them differently: such a model cannot be folded. Use it as it is.")
+    if isinstance(surface, MeanFusion):
+        raise CheckpointError("--surfacefusion mean and max pool the source embeddings, and folding would scale those: such a "
+                              "model cannot be folded. Use it as it is.")
+    if memory.is_layer_wise:
+        for layer, state in enumerate(layer_wise_reads(config)):
+            if state != FINAL:
+                _divide_(weights, f"decoder.layers.{layer}.cross_attention.kv_proj", scales["encoder"][state])
+    if isinstance(surface, AttendedFusion):
+        _divide_(weights, "head.surface.attention.q_proj", scales["decoder"][asking_state(surface, config.decoder)])
+        if surface.has_positions or not config.embedding.has_norm:
+            # Without positions the values are ahead of the norm, which takes the scale where there is one.
+            _divide_(weights, "head.surface.attention.v_proj", scales["encoder"][0])
 
 
 def _scale_norm_(weights: Weights, norm: str, scale: Tensor) -> None:

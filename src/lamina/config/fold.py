@@ -11,6 +11,6 @@ from lamina.config.fields import REQUIRED, flag
 class FoldConfig:
     """Fold."""
 
-    checkpoint: str = flag("checkpoints/checkpoint_best.pt", "checkpoint of an Admin, DeepNet or rezero_postln model",
+    checkpoint: str = flag("checkpoints/checkpoint_best.pt", "checkpoint of a model with scaled residuals",
                            positional=True)
     output: str = flag(REQUIRED, "checkpoint to write: a plain Transformer with the same outputs", metavar="FILE")

@@ -255,7 +255,7 @@ def _decoder(config: ModelConfig, alpha: float) -> LayerStack:
                                    _feed_forward(config, stack), ffn_residual))
     surface = config.surface
     return LayerStack(layers, _final_norm(stack),
-                      kept_states={_asking_state(surface, stack)} if isinstance(surface, AttendedFusion) else ())
+                      kept_states={asking_state(surface, stack)} if isinstance(surface, AttendedFusion) else ())
 
 
 def _reads_tokens(config: ModelConfig) -> bool:
@@ -271,7 +271,7 @@ def _memory(config: ModelConfig) -> Memory:
     if not memory.is_transparent:
         if not memory.is_layer_wise:
             return LastState()
-        return LayerWise(memory.layer_wise_reads or spread_evenly(num_readers, stack.num_layers))
+        return LayerWise(layer_wise_reads(config))
     has_embedding_norm = memory.reads_embedding and memory.has_embedding_norm and not stack.is_pre_norm
     transform = None
     if memory.has_ffn:
@@ -286,6 +286,11 @@ def _memory(config: ModelConfig) -> Memory:
         drops_logits=memory.drops_logits)
 
 
+def layer_wise_reads(config: ModelConfig) -> tuple[int, ...]:
+    """The encoder state that each decoder layer reads (nn/fusion.py)."""
+    return config.memory.layer_wise_reads or spread_evenly(config.decoder.num_layers, config.encoder.num_layers)
+
+
 def _head(config: ModelConfig, table: TokenTable) -> Head:
     surface, stack = config.surface, config.decoder
     if isinstance(surface, NoSurface):
@@ -294,7 +299,7 @@ def _head(config: ModelConfig, table: TokenTable) -> Head:
     source: AttendedSurface | PooledSurface
     if isinstance(surface, AttendedFusion):
         attention = SurfaceAttention(dim, config.encoder.model_dim, surface.num_heads, dropout.attention_p)
-        source = AttendedSurface(attention, state=_asking_state(surface, stack), has_positions=surface.has_positions)
+        source = AttendedSurface(attention, state=asking_state(surface, stack), has_positions=surface.has_positions)
     else:
         source = PooledSurface(is_mean=not isinstance(surface, MaxFusion), has_positions=surface.has_positions,
                                first_word_id=surface.first_word_id, dropout_p=dropout.dropout_p)
@@ -305,6 +310,6 @@ def _head(config: ModelConfig, table: TokenTable) -> Head:
                        source_linear=source_linear, dropout_p=dropout.dropout_p)
 
 
-def _asking_state(surface: AttendedFusion, stack: StackConfig) -> int:
+def asking_state(surface: AttendedFusion, stack: StackConfig) -> int:
     """Of decoder.states, whose first is the stack's input."""
     return surface.layer + 1 if surface.layer >= 0 else stack.num_layers + 1 + surface.layer
