@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lamina.config.decode import SearchConfig
-from lamina.config.init import Admin, DefaultInit, DeepNet, ReZeroInit
+from lamina.config.init import Admin, DeepNet, DefaultInit, ReZeroInit
 from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
 from lamina.data.batching import Batch
 from lamina.decode.beam import Search

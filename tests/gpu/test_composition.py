@@ -1,0 +1,50 @@
+"""Fusion, residuals and skipped layers on a GPU: the processor's numbers, and no question to the device."""
+
+import pytest
+import torch
+
+from lamina.config.decode import SearchConfig
+from lamina.config.init import Admin, DeepNet, ReZeroPostNorm
+from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.data.batching import Batch
+from lamina.decode.beam import Search
+from lamina.nn.stack import ALL_RUN, Runs
+from lamina.train.update import Updater
+from tiny import FUSIONS, tiny_model, tiny_pair
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+MODELS = {**FUSIONS, "admin": {"init": Admin()}, "deepnet": {"init": DeepNet()}, "rezero": {"init": ReZeroPostNorm()},
+          "admin and both": {"init": Admin(), **FUSIONS["both"]}}
+SOME = Runs(encoder=(True, False, True), decoder=(False, True, True))
+
+
+@pytest.fixture(params=MODELS.values(), ids=MODELS.keys())
+def parts(request):
+    return request.param
+
+
+@pytest.mark.parametrize("runs", [ALL_RUN, SOME], ids=["all", "some"])
+def test_log_probs_and_beams_match_the_cpu(parts, runs):
+    model, (source, target) = tiny_model(num_layers=3, **parts), tiny_pair()
+    expected = model.log_probs(source, target, runs=runs)
+    config = SearchConfig(beam=3, nbest=3, max_length_offset=8)
+    found = [[hypothesis.ids for hypothesis in row] for row in Search([model], config).run(source)]
+    model.cuda()
+    torch.testing.assert_close(model.log_probs(source.cuda(), target.cuda(), runs=runs).cpu(), expected, rtol=1e-4, atol=1e-4)
+    assert [[hypothesis.ids for hypothesis in row] for row in Search([model], config).run(source.cuda())] == found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_an_update_asks_the_device_no_question(parts, dtype):
+    model, (source, target) = tiny_model(num_layers=3, dropout_p=0.1, **parts).cuda(), tiny_pair()
+    batch = Batch(source, target, target.roll(-1, dims=1), num_source_tokens=source.numel(), num_target_tokens=target.numel(),
+                  indices=(0, 1, 2)).to(torch.device("cuda"))
+    updater = Updater(model, OptimizationConfig(criterion=LabelSmoothedCrossEntropy(smoothing=0.1)), PrecisionConfig(), dtype)
+    updater.update([batch], 1e-3, seed=1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        result = updater.update([batch], 1e-3, seed=2, runs=SOME)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert result.numbers.isfinite().all()
