@@ -1,6 +1,7 @@
 """Masked language models and sentence classifiers: `lamina train` and what `lamina.load` makes of the result."""
 
 import re
+import shlex
 import shutil
 
 import numpy as np
@@ -169,6 +170,55 @@ def test_a_text_that_holds_the_mask(folder, tmp_path, capsys):
     capsys.readouterr()
     assert train(tmp_path / "data", tmp_path / "out", *MASKED, "--max-update", "1") == 2
     assert "holds <mask> already" in error_of(capsys)
+
+
+def test_commands_for_translation_say_what_the_model_is(pretrained, capsys):
+    for command in (["interactive"], ["generate", str(pretrained.parent)]):
+        assert main([*command, "--path", str(pretrained)]) == 2
+        assert "is no translation model" in error_of(capsys)
+
+
+def test_averages_and_half_precision(pretrained, folder, tmp_path, capsys):
+    assert main(["average", "--inputs", str(pretrained), str(pretrained), "--output", str(tmp_path / "mean.pt")]) == 0
+    paths = (pretrained, tmp_path / "mean.pt")
+    one, other = (lamina.load(path, device="cpu").fill_mask("the <mask> .", topk=1) for path in paths)
+    assert one[0].probability == pytest.approx(other[0].probability)
+    assert train(folder / "lm", tmp_path / "bf16", *MASKED, "--bf16", "--max-update", "2") == 0
+    assert train(folder / "task", tmp_path / "bf16-task", *FINE, "--bf16", "--max-update", "2") == 0
+
+
+@pytest.mark.parametrize("task", ["lm", "task"])
+def test_admin_profiles_an_encoder_alone(folder, tmp_path, capsys, task):
+    flags = MASKED if task == "lm" else FINE
+    assert train(folder / task, tmp_path, *flags, "--init-type", "admin", "--max-update", "2") == 0
+    assert re.search(r"Admin: omega \S+ to \S+ over 4 encoder sub-layers", capsys.readouterr().out)
+    assert "encoder.layers.1.ffn_residual.add.omega" in load_checkpoint(tmp_path / "checkpoint_last.pt").weights
+
+
+SMALL = ("--encoder-layers", "1", "--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "32", "--encoder-attention-heads",
+         "2", "--max-update", "2", "--cpu")
+
+
+def test_the_references_lines(folder, tmp_path, capsys):
+    """Pretraining and GLUE as published, verbatim but for folders, sizes and the number of updates."""
+    pretraining = ("train --fp16 DATA --task masked_lm --criterion masked_lm --arch roberta_base --sample-break-mode complete "
+                   "--tokens-per-sample 512 --optimizer adam --adam-betas '(0.9,0.98)' --adam-eps 1e-6 --clip-norm 0.0 "
+                   "--lr-scheduler polynomial_decay --lr 0.0005 --warmup-updates 10000 --total-num-update 125000 --dropout 0.1 "
+                   "--attention-dropout 0.1 --weight-decay 0.01 --max-sentences 16 --update-freq 16 --max-update 125000 "
+                   "--log-format simple --log-interval 1 --save-dir OUT")
+    glue = ("train DATA --restore-file ROBERTA --max-positions 512 --max-sentences 16 --max-tokens 4400 "
+            "--task sentence_prediction --reset-optimizer --reset-dataloader --reset-meters --required-batch-size-multiple 1 "
+            "--init-token 0 --separator-token 2 --arch roberta_large --criterion sentence_prediction --num-classes 2 "
+            "--dropout 0.1 --attention-dropout 0.1 --weight-decay 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' "
+            "--adam-eps 1e-06 --clip-norm 0.0 --lr-scheduler polynomial_decay --lr 2e-05 --total-num-update 2036 "
+            "--warmup-updates 122 --fp16 --fp16-init-scale 4 --threshold-loss-scale 1 --fp16-scale-window 128 --max-epoch 10 "
+            "--find-unused-parameters --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --save-dir OUT")
+    roberta = str(tmp_path / "lm" / "checkpoint_last.pt")
+    for line, data, out in ((pretraining, folder / "lm", tmp_path / "lm"), (glue, folder / "task", tmp_path / "task")):
+        words = shlex.split(line.replace("DATA", str(data)).replace("OUT", str(out)).replace("ROBERTA", roberta))
+        assert main([*words, *SMALL]) == 0
+        assert (out / "checkpoint_best.pt").exists()
+    assert f"weights taken from {roberta}" in capsys.readouterr().out
 
 
 # -- from one to the other

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 import lamina.train.loss as loss_module
 from lamina.nn.heads import Term
-from lamina.train.loss import label_smoothed_loss
+from lamina.train.loss import label_smoothed_loss, sentence_loss
 
 PAD = 1
 
@@ -67,6 +67,28 @@ def test_an_output_bias_is_one_more_column(monkeypatch, chunk_scores, smoothing)
     for gradient, reference in zip(torch.autograd.grad(3 * sums.loss, leaves), torch.autograd.grad(3 * expected, leaves),
                                    strict=True):
         torch.testing.assert_close(gradient, reference, rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_without_targets_costs_nothing():
+    weight, bias = torch.randn(11, 6, requires_grad=True), torch.randn(11, requires_grad=True)
+    features = torch.randn(1, 0, 6, requires_grad=True)
+    sums = label_smoothed_loss([Term(features, 1.0)], weight, torch.zeros(0, dtype=torch.long), smoothing=0.0, pad_id=PAD,
+                               output_bias=bias)
+    sums.loss.backward()
+    assert sums.loss.item() == 0.0
+    assert (weight.grad == 0).all()
+    assert (bias.grad == 0).all()
+
+
+def test_the_loss_of_classes_and_of_numbers():
+    torch.manual_seed(0)
+    scores = torch.randn(4, 3, requires_grad=True)
+    classes = torch.tensor([0, 1, 2, 1])
+    sums = sentence_loss(scores, classes)
+    torch.testing.assert_close(sums.loss, -scores.log_softmax(dim=1)[torch.arange(4), classes].sum())
+    assert not sums.nll.requires_grad
+    numbers = torch.tensor([0.5, -1.0, 2.0, 0.0])
+    torch.testing.assert_close(sentence_loss(scores[:, :1], numbers).loss, ((scores[:, 0] - numbers) ** 2).sum())
 
 
 def test_agrees_with_torch():

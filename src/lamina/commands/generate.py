@@ -68,6 +68,9 @@ def load_translator(files: ModelFiles, say: Callable[[str], object] = console.no
     said: list[str] = []
     translator = load(files.paths, device=device, dtype=dtype, overrides=files.override_values(), notice=console.notice,
                       say=said.append)
+    if not isinstance(translator, Translator):
+        raise CheckpointError(f"{files.paths[0]} is no translation model: it fills gaps or classifies, which is done from "
+                              "Python, by fill_mask() and predict() of lamina.load(FILE).")
     if said:
         say(said[0])
         say(f"num. model params: {sum(parameter.numel() for parameter in translator.models[0].parameters())}")

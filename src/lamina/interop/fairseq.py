@@ -111,6 +111,10 @@ def masked_model_from_fairseq(args: Mapping[str, Any], state_dict: Mapping[str, 
     """RoBERTa, with the sentence head that its state dict holds, if any."""
     if args.get("untie_weights_roberta"):
         raise CheckpointError("this model was trained with untie_weights_roberta=True, which Lamina cannot build.")
+    # Up to 0.9 the reference calls its only stack the decoder.
+    state_dict = {re.sub(r"^decoder\.", "encoder.", name): tensor for name, tensor in state_dict.items()}
+    kept = args.get("encoder_layers_to_keep") or args.get("decoder_layers_to_keep")
+    args = {**args, "encoder_layers_to_keep": kept, "decoder_layers_to_keep": None}
     config, keep = _with_depth_of(state_dict, config_from_args(args)), _layers_to_keep(args, state_dict)
     # Fixed in the reference, whatever its arguments say: up to 0.9 they say nothing, or what nothing read.
     is_old = any(name.endswith("sentence_encoder.emb_layer_norm.weight") for name in state_dict)
@@ -240,9 +244,8 @@ _STEMS = {
 }
 
 
-# RoBERTa's encoder stands inside what the reference calls its decoder (0.9) or encoder (later).
-_SENTENCE_ENCODER = re.compile(r"(?:encoder|decoder)\.sentence_encoder\.(.+)")
-_MASKED_HEAD = re.compile(r"(?:encoder|decoder)\.lm_head\.(?:(dense|layer_norm)\.)?(weight|bias)")
+_SENTENCE_ENCODER = re.compile(r"encoder\.sentence_encoder\.(.+)")
+_MASKED_HEAD = re.compile(r"encoder\.lm_head\.(?:(dense|layer_norm)\.)?(weight|bias)")
 _SENTENCE_HEAD = re.compile(r"classification_heads\.([^.]+\.(?:dense|out_proj)\.(?:weight|bias))")
 _IN_MASKED_HEAD = {"dense": "head.dense.", "layer_norm": "head.norm.", None: "head."}
 

@@ -33,14 +33,14 @@ class MaskedModel(nn.Module):
         embedded = self.source_embedding(tokens, layout)
         return self.encoder(embedded, lambda layer, index, x: layer(x, layout), runs.encoder)
 
-    def forward(self, tokens: Tensor, places: Tensor, runs: Runs = ALL_RUN) -> list[Term]:
-        """What the head says of the masked tokens alone: the others cost it nothing.
+    def forward(self, tokens: Tensor, places: Tensor | None = None, runs: Runs = ALL_RUN) -> list[Term]:
+        """What the head says of the masked tokens alone, so that the others cost it nothing; without places, of all tokens.
 
         `places` counts through the flattened rows; the host made it, so that no step asks the device how many there are.
         tokens: (B, T), places: (N,) -> one term of (1, N, D)
         """
         states = self.encode(tokens, runs).final
-        return [Term(self.head(states.flatten(0, 1)[places])[None], 1.0)]
+        return [Term(self.head(states if places is None else states.flatten(0, 1)[places][None]), 1.0)]
 
     @property
     def output_weight(self) -> Tensor:
