@@ -11,6 +11,7 @@ from lamina.checkpoint.prune import Keep, prune
 from lamina.config.decode import SearchConfig
 from lamina.config.fusion import AttendedFusion, HardFusion, MaxFusion, MeanFusion, MemoryConfig, SoftFusion
 from lamina.config.init import Admin, AdminClosedForm, DeepNet, DefaultInit, ReZeroInit, ReZeroPostNorm
+from lamina.config.model import LanguageModelConfig
 from lamina.decode.beam import Search
 from lamina.errors import CheckpointError
 from lamina.models.build import build_decoder_only, build_masked_model, build_model
@@ -145,6 +146,27 @@ def test_language_models(kind, tables):
     folded = build_decoder_only(folded_config, VOCABULARY_SIZE)
     load_weights_(folded, weights)
     tokens = pad(tiny_pair()[1], right=2)
+    torch.testing.assert_close(folded.eval().log_probs(tokens), model.log_probs(tokens), rtol=0, atol=1e-5)
+
+
+ADAPTIVE = {
+    "projected": LanguageModelConfig(input_dim=8, output_dim=8),
+    "adaptive softmax": LanguageModelConfig(softmax_cutoff=(12, 24)),
+    "adaptive input": LanguageModelConfig(is_adaptive=True, input_cutoff=(12, 24), input_factor=2.0),
+    "tied weights": LanguageModelConfig(is_adaptive=True, input_cutoff=(12, 24), softmax_cutoff=(12, 24), ties_weights=True),
+    "tied projections": LanguageModelConfig(is_adaptive=True, input_cutoff=(12, 24), softmax_cutoff=(12, 24),
+                                            ties_weights=True, ties_projections=True),
+}
+
+
+@pytest.mark.parametrize("lm", ADAPTIVE)
+def test_language_models_with_projected_tokens(lm):
+    config = replace(tiny_config(num_layers=2, init=Admin(), share_all=False), lm=ADAPTIVE[lm])
+    model = trained(config, lambda config: build_decoder_only(config, VOCABULARY_SIZE))
+    folded_config, weights = fold(config, dict(model.named_parameters()))
+    folded = build_decoder_only(folded_config, VOCABULARY_SIZE)
+    load_weights_(folded, weights)
+    tokens = tiny_pair()[1]
     torch.testing.assert_close(folded.eval().log_probs(tokens), model.log_probs(tokens), rtol=0, atol=1e-5)
 
 

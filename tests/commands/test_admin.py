@@ -10,7 +10,7 @@ import torch
 from golden_files import GOLDEN
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
-from tiny import TINY_FLAGS, make_data
+from tiny import TINY_FLAGS, make_data, write_text
 
 LAYERS = ("--encoder-layers", "2", "--decoder-layers", "3")
 
@@ -211,3 +211,27 @@ def test_a_hundred_layers_a_side_profile_and_step(data, tmp_path, capsys):
     weights = load_checkpoint(tmp_path / "checkpoint_last.pt").weights
     assert all(weight.isfinite().all() for weight in weights.values())
     assert weights["encoder.layers.99.ffn_residual.add.omega"].mean() > 3
+
+
+@pytest.mark.parametrize(("task", "model", "side"), [
+    ("language_modeling", ["--arch", "transformer_lm", "--no-decoder-normalize-before", "--decoder-layers", "3",
+                           "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "32", "--decoder-attention-heads", "2"],
+     "decoder"),
+    ("masked_lm", ["--arch", "roberta_base", "--encoder-layers", "3", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim",
+                   "32", "--encoder-attention-heads", "2"], "encoder"),
+])
+def test_models_of_one_stack(task, model, side, tmp_path, capsys):
+    text = write_text(tmp_path / "text")
+    assert main(["preprocess", "--only-source", "--trainpref", f"{text}/train.en", "--destdir", str(tmp_path / "data"),
+                 "--workers", "1"]) == 0
+    line = ["train", str(tmp_path / "data"), "--task", task, *model, "--tokens-per-sample", "24", "--max-tokens", "96",
+            "--max-update", "2", "--disable-validation", "--lr", "1e-12", "--init-type"]
+    assert main([*line, "admin", "--save-dir", str(tmp_path / "admin")]) == 0
+    assert re.search(rf"Admin: omega 1.00 to [\d.]+ over 6 {side} sub-layers$", capsys.readouterr().out, flags=re.MULTILINE)
+    firsts = [omega[0].item() for omega in stored_omegas(tmp_path / "admin").values()]
+    assert len(firsts) == 6
+    assert firsts[-1] > firsts[0]
+    for init in ("deepnet", "admin-closed-form", "rezero"):
+        assert main([*line, init, "--save-dir", str(tmp_path / init)]) == 0
+    assert main([*line, "adaptive-profiling", "--save-dir", str(tmp_path / "steps")]) == 0
+    assert main([*line, "adaptive", "--save-dir", str(tmp_path / "steps")]) == 0

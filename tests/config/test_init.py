@@ -22,7 +22,7 @@ def test_every_kind_survives_its_flat_form(kind):
                                            ("admin-closed-form", "Pre-LN never normalises"),
                                            ("deepnet", "ahead of Post-LN's norm"), ("rezero", "has no LayerNorm")])
 def test_kinds_that_need_post_norm(side, kind, why):
-    with pytest.raises(ConfigError, match=why):
+    with pytest.raises(ConfigError, match=f"{why}.* Add --no-{side}-normalize-before"):
         build(ModelConfig, {"init-type": kind, f"{side}-normalize-before": True})
 
 

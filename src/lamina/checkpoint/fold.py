@@ -173,8 +173,7 @@ def _scale_input_(config: ModelConfig, weights: Weights, stack: str, scale: Tens
     if config.embedding.has_norm:
         _scale_norm_(weights, f"{name}.norm", scale)
         return config
-    config = _untie_(config, weights)
-    weights[f"{name}.table.weight"] = weights[f"{name}.table.weight"] * scale
+    config = _scale_tokens_(config, weights, name, scale)
     if not config.embedding.has_positions:
         return config
     positions = f"{name}.positions.weight"
@@ -183,6 +182,22 @@ def _scale_input_(config: ModelConfig, weights: Weights, stack: str, scale: Tens
         weights[positions] = sinusoid_table(num_rows(max_positions), len(scale)).double()
     weights[positions] = weights[positions] * scale
     return replace(config, **{stack: replace(getattr(config, stack), has_learned_positions=True)})
+
+
+def _scale_tokens_(config: ModelConfig, weights: Weights, embedding: str, scale: Tensor) -> ModelConfig:
+    """Where token vectors pass a projection, it takes the scale, and their tables stay shared."""
+    projections = [name for name in weights if name.startswith(f"{embedding}.") and name.endswith("project.weight")]
+    if not projections:
+        config = _untie_(config, weights)
+        weights[f"{embedding}.table.weight"] = weights[f"{embedding}.table.weight"] * scale
+        return config
+    if config.lm.ties_projections:
+        for number, name in enumerate(projections[1:]):  # the first band has no tail
+            weights[f"head.tails.{number}.project.weight"] = weights[name].t()
+        config = replace(config, lm=replace(config.lm, ties_projections=False))
+    for name in projections:
+        weights[name] = weights[name] * scale[:, None]
+    return config
 
 
 def _untie_(config: ModelConfig, weights: Weights) -> ModelConfig:

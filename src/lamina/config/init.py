@@ -6,7 +6,7 @@ they are weights like others, so whoever uses a trained model never needs a prof
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lamina.config.fields import check, flag
@@ -96,16 +96,15 @@ INIT_HELP = ("residuals and the weights they start from; admin, for deep Post-LN
              "trains")
 
 
-def check_order(init: Init, *, is_pre_norm: bool) -> None:
+def check_order(init: Init, pre_norm_sides: Sequence[str]) -> None:
     """Most of them only make sense after the sum: say why, rather than train something that nobody described."""
-    if not is_pre_norm:
+    if not pre_norm_sides:
         return
-    flags = "--encoder-normalize-before and --decoder-normalize-before"
+    fix = f"Add {' '.join(f'--no-{side}-normalize-before' for side in pre_norm_sides)}"
     check(not isinstance(init, OmegaInit),
           "Admin's omega balances shortcut and branch ahead of Post-LN's norm; Pre-LN never normalises their sum, so omega "
-          f"would only make the stream grow. Leave out {flags}, or --init-type: Pre-LN trains without it.")
-    check(not isinstance(init, DeepNet),
-          f"--init-type deepnet scales the shortcut ahead of Post-LN's norm. Leave out {flags}.")
+          f"would only make the stream grow. {fix}, or leave out --init-type: Pre-LN trains without it.")
+    check(not isinstance(init, DeepNet), f"--init-type deepnet scales the shortcut ahead of Post-LN's norm. {fix}.")
     check(not isinstance(init, ReZeroInit),
-          f"--init-type rezero has no LayerNorm that could come first. Leave out {flags}, or take --init-type rezero_postln, "
-          "which keeps the norms where they are.")
+          f"--init-type rezero has no LayerNorm that could come first. {fix}, or take --init-type rezero_postln, which keeps "
+          "the norms where they are.")

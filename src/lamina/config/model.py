@@ -195,7 +195,7 @@ class ModelConfig:
         check(not self.embedding.share_decoder or (self.lm.input_dim or self.decoder.model_dim)
               == (self.lm.output_dim or self.decoder.model_dim),
               "--share-decoder-input-output-embed has one matrix: make --decoder-input-dim and --decoder-output-dim equal.")
-        check_order(self.init, is_pre_norm=self.encoder.is_pre_norm or self.decoder.is_pre_norm)
+        check_order(self.init, [side for side in ("encoder", "decoder") if getattr(self, side).is_pre_norm])
         check(not isinstance(self.init, DeepNet) or len(self.init.layers) in (0, 2),
               "--deepnet-layers needs two numbers, the encoder's layers and the decoder's, such as 18,18.")
 
