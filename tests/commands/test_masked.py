@@ -154,6 +154,9 @@ def test_subwords_of_raw_text(tmp_path, folder):
     ([*MASKED, "--leave-unmasked-prob", "0.6", "--random-token-prob", "0.6"], "together they must not exceed 1"),
     ([*MASKED, "--num-classes", "2"], "--num-classes has no effect with --task masked_lm"),
     ([*MASKED, "--decoder-layers", "3"], "--decoder-layers has no effect with --task masked_lm"),
+    ([*MASKED, "--surfacefusion", "att"], "--surfacefusion has no effect with --task masked_lm"),
+    ([*MASKED, "--share-decoder-input-output-embed"], "has no effect with --task masked_lm"),
+    ([*MASKED, "--eval-bleu"], "--eval-bleu has no effect with --task masked_lm"),
     ([*MASKED, "--criterion", "sentence_prediction"], "--criterion sentence_prediction belongs to"),
     ([*MASKED, "--tokens-per-sample", "65"], "at most --max-positions 64"),
     ([*MASKED, "--best-checkpoint-metric", "accuracy"], "is not measured by this run"),
@@ -256,6 +259,8 @@ def test_a_pruned_model_fills_what_the_whole_one_fills_with_layers_skipped(pretr
     tokens = torch.tensor([[0, 5, 6, 7, 2]])
     assert torch.equal(half.models[0].encode(tokens).final,
                        whole.models[0].encode(tokens, Runs(encoder=(False, True))).final)
+    with pytest.raises(ConfigError, match=r"masked_lm model .* has no decoder"):
+        lamina.load(pretrained, decoder_layers_to_keep=[0])
 
 
 def test_a_dictionary_of_other_data(pretrained, folder, tmp_path, capsys):

@@ -19,7 +19,7 @@ from lamina.checkpoint.format import Checkpoint
 from lamina.config.fields import flatten
 from lamina.config.keep import SIDES, KeepConfig, kept_layers, record_text, was_kept
 from lamina.config.model import ModelConfig
-from lamina.errors import CheckpointError
+from lamina.errors import CheckpointError, ConfigError
 
 # To the letter: people's scripts look for it, with "| " in front.
 PRUNING_LINE = "Pruning model to specified layer configuration"
@@ -127,6 +127,9 @@ def prune_on_loading(checkpoint: Checkpoint, wanted: KeepConfig, path: Path | st
         text, record = getattr(wanted, side), checkpoint.config.get(f"{side}-layers-to-keep")
         return text is not None and record is not None and was_kept(text, record, side)
 
+    for side in SIDES:
+        if getattr(wanted, side) is not None and not any(name.startswith(f"{side}.layers.") for name in checkpoint.weights):
+            raise ConfigError(f"--{side}-layers-to-keep cannot be: the {checkpoint.task} model {path} has no {side}.")
     wanted = replace(wanted, **{side: None for side in SIDES if is_done(side)})
     config = checkpoint.model_config()
     keep = chosen_layers(config, wanted, str(path))

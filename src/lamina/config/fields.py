@@ -61,6 +61,7 @@ class VariantInfo:
     default: str
     paper: str = ""
     aliases: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()  # as a flag's
 
 
 def flag(default: Any, help: str, *, needs: str | Iterable[str] = (), **info: Any) -> Any:
@@ -115,9 +116,9 @@ def _leaves(cls: type, prefix: str, chosen_by: tuple[tuple[str, str], ...], task
                 yield from _leaves(info.cls, prefix + info.prefix, chosen_by, info.tasks or tasks)
             case VariantInfo():
                 selector = FlagInfo(info.help, choices=tuple(info.kinds), paper=info.paper, aliases=info.aliases)
-                yield Leaf(prefix + info.name, str, info.default, selector, group, chosen_by, tasks)
+                yield Leaf(prefix + info.name, str, info.default, selector, group, chosen_by, info.tasks or tasks)
                 for kind, kind_cls in info.kinds.items():
-                    yield from _leaves(kind_cls, prefix, (*chosen_by, (prefix + info.name, kind)), tasks)
+                    yield from _leaves(kind_cls, prefix, (*chosen_by, (prefix + info.name, kind)), info.tasks or tasks)
             case FlagInfo():
                 yield Leaf(prefix + _flat_name(item), hints[item.name], item.default, info, group, chosen_by,
                            info.tasks or tasks)

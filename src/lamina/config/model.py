@@ -47,16 +47,18 @@ class EmbeddingConfig:
     """Embeddings and positions."""
 
     share_all: bool = flag(False, "one matrix for source, target and output; needs --joined-dictionary data",
-                           name="share-all-embeddings", paper="Press and Wolf 2017")
+                           name="share-all-embeddings", paper="Press and Wolf 2017", tasks=("translation",))
     share_decoder: bool = flag(False, "one matrix for target embeddings and output", name="share-decoder-input-output-embed",
-                               paper="Press and Wolf 2017")
+                               paper="Press and Wolf 2017", tasks=("translation", "language_modeling"))
     is_scaled: bool = flag(True, "multiply token embeddings by sqrt(embed-dim)", name="scale-embedding",
                            paper="Vaswani et al. 2017 §3.4")
     has_norm: bool = flag(False, "layer-normalise the sum of token and position embeddings", name="layernorm-embedding")
     has_positions: bool = flag(True, "add position embeddings", name="token-positional-embeddings",
                                paper="Vaswani et al. 2017 §3.5")
-    max_source_positions: int = flag(1024, "longest source, in tokens; longer pairs are left out and named")
-    max_target_positions: int = flag(1024, "longest target, in tokens; longer pairs are left out and named")
+    max_source_positions: int = flag(1024, "longest source, in tokens; longer pairs are left out and named",
+                                     tasks=("translation",))
+    max_target_positions: int = flag(1024, "longest target, in tokens; longer pairs are left out and named",
+                                     tasks=("translation", "language_modeling"))
     max_positions: int = flag(512, "longest input of a masked language model or classifier, in tokens, <s> included; follows "
                                    "--tokens-per-sample if that is given alone", tasks=("masked_lm", "sentence_prediction"))
 
@@ -74,9 +76,10 @@ class DropoutConfig:
     attention_p: float = flag(0.0, "probability on attention weights", name="attention-dropout")
     activation_p: float = flag(0.0, "probability after the feed-forward activation", name="activation-dropout",
                                aliases=("relu-dropout",))
-    source_word_p: float = flag(0.0, "probability that a source word becomes <unk> in training", name="source-word-dropout")
+    source_word_p: float = flag(0.0, "probability that a source word becomes <unk> in training", name="source-word-dropout",
+                                tasks=("translation",))
     target_word_p: float = flag(0.0, "probability that a word the decoder reads becomes <unk> in training",
-                                name="target-word-dropout")
+                                name="target-word-dropout", tasks=("translation",))
 
     def __post_init__(self) -> None:
         for name, value in (("dropout", self.dropout_p), ("attention-dropout", self.attention_p),
@@ -166,10 +169,10 @@ class ModelConfig:
     classifier: ClassifierConfig = part(ClassifierConfig, tasks=("sentence_prediction",))
     lm: LanguageModelConfig = part(LanguageModelConfig, tasks=("language_modeling",))
     init: Init = variant("init-type", INIT_HELP, INIT_TYPES, default="default")
-    memory: MemoryConfig = part(MemoryConfig)
+    memory: MemoryConfig = part(MemoryConfig, tasks=("translation",))
     surface: HeadConfig = variant(
         "surfacefusion", "let the softmax read the source embeddings: by attention, or pooled by mean or max", SURFACES,
-        default="none", paper="Liu et al. 2021")
+        default="none", paper="Liu et al. 2021", tasks=("translation",))
 
     def __post_init__(self) -> None:
         self._check_memory()

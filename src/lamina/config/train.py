@@ -119,7 +119,8 @@ class ValidationConfig:
     interval: int = flag(1, "epochs between validations", name="validate-interval", needs="!disable-validation")
     interval_updates: int = flag(0, "updates between validations, besides those at the end of epochs; 0: none",
                                  name="validate-interval-updates", needs="!disable-validation")
-    eval_bleu: bool = flag(False, "translate the validation set (greedily) and report BLEU", needs="!disable-validation")
+    eval_bleu: bool = flag(False, "translate the validation set (greedily) and report BLEU", needs="!disable-validation",
+                           tasks=("translation",))
     remove_bpe: str | None = flag(None, "join subwords at this mark before BLEU: `@@ ` if given bare, `sentencepiece`; "
                                         "known by itself for data made with --subword", name="eval-bleu-remove-bpe",
                                   metavar="[MARK]", bare_value="@@ ", needs="eval-bleu")
