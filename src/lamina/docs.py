@@ -45,8 +45,8 @@ list them all. An unknown option is an error that names the nearest one.
   subword models ([formats](formats.md)). Folders of fairseq's other layouts must be made again.
 - **Dictionaries** (`dict.LANG.txt`) and subword-nmt codes (`--bpe-codes`), in fairseq's order and format.
 - **Weights**, from Python: `lamina.interop.fairseq.model_from_fairseq(args, state_dict, source_vocab_size,
-  target_vocab_size)` returns a Lamina model for a plain Transformer of fairseq or its forks. It gives the references'
-  log-probabilities to 2e-6.
+  target_vocab_size)` returns a Lamina model for a plain Transformer of fairseq or its forks, or for RoBERTa. It gives the
+  references' log-probabilities to 2e-6.
 - **Not checkpoint files**: a fairseq `.pt` is refused, and fairseq cannot read ours. A converter is a later step.
 
 ## What differs on purpose
@@ -58,6 +58,7 @@ Defaults:
 | `--arch` | `fconv` | `transformer` |
 | `--optimizer`, `--lr-scheduler`, `--lr` | `nag`, `fixed`, 0.25 | `adam`, `inverse_sqrt`, 0.0005 |
 | `--log-interval` | 1000 | 100 |
+| `--init-token`, `--separator-token` | none | 0, 2; -1 means none |
 | `--workers` of preprocess | 1 | one a core |
 
 `--criterion` is `cross_entropy` by default, as in fairseq: label smoothing needs `--criterion
@@ -87,6 +88,8 @@ Training:
 - **One process**, one GPU: keep the effective batch with `--update-freq`. The first lines of a run say what it is.
 - **`--num-workers`** counts threads; 0 prepares batches in the main thread.
 
+- **Masks** never cover `<s>` and `</s>`, and a random word is never `<mask>` ([masked language models](masked-lm.md)).
+
 Text:
 
 - **A line ends at `\\n`** and nowhere else. A `\\r` is white space; fairseq ends a line there too.
@@ -106,6 +109,7 @@ start. All options are those of the new command line: what it leaves out takes i
 | `--reset-lr-scheduler` | the schedule begins at this update |
 | `--reset-dataloader` | the data begins at epoch 1 |
 | `--reset-meters` | best score, patience and training time are forgotten |
+| `--restore-file FILE` of another task | its weights, and the rest afresh: `sentence_prediction` begins from `masked_lm` |
 | `--finetune-from-model FILE` | only without a checkpoint to resume: its weights, and everything else afresh |
 
 ## A recipe instead of a long line

@@ -119,7 +119,7 @@ RETIRED: tuple[Retired, ...] = (
              values="user-dir"),
     *_retire("train preprocess", "PyTorch's allocator needs no emptying", values="empty-cache-freq"),
     *_retire("train preprocess", "the loss scale halves at each overflow", values="fp16-scale-tolerance"),
-    *_retire("train", "validation draws nothing at random", values="fixed-validation-seed"),
+    *_retire("train", "validation draws the same masks each time, and nothing else", values="fixed-validation-seed"),
     *_retire("train", "settings are always those of the command line, never the checkpoint's", values="optimizer-overrides"),
     *_retire("train", "the padding side never changes a result: positions count tokens only",
              values="left-pad-source left-pad-target"),
@@ -191,7 +191,7 @@ RETIRED: tuple[Retired, ...] = (
     *_retire("generate interactive", _NOT_YET.format("language models"),
              flags="self-target future-target past-target add-bos-token",
              values="sample-break-mode tokens-per-sample output-dictionary-size", is_refused=True),
-    *_retire("generate interactive", _NOT_YET.format("masked language models"),
+    *_retire("generate interactive", "gaps are filled and sentences classified from Python: lamina.load(FILE)",
              flags="freq-weighted-replacement mask-whole-words regression-target no-shuffle truncate-sequence "
                    "add-prev-output-tokens",
              values="mask-prob leave-unmasked-prob random-token-prob num-classes init-token separator-token save-predictions",
