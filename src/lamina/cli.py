@@ -28,6 +28,8 @@ COMMANDS = {
                        "average the weights of several checkpoints into one"),
     "fold": Command("lamina.config.fold:FoldConfig", "lamina.commands.fold:run",
                     "turn a model trained with Admin into a plain Transformer with the same outputs"),
+    "prune": Command("lamina.config.prune:PruneConfig", "lamina.commands.prune:run",
+                     "write a smaller checkpoint that keeps some layers, named or found on data"),
     "score": Command("lamina.config.score:ScoreConfig", "lamina.commands.score:run",
                      "measure how close translations come to references"),
     "generate": Command("lamina.config.generate:GenerateConfig", "lamina.commands.generate:run",

@@ -9,17 +9,32 @@ import torch
 from lamina.checkpoint.format import Checkpoint, load_weights_
 from lamina.checkpoint.prune import PRUNING_LINE, Keep, prune, prune_checkpoint, prune_on_loading, structure_of
 from lamina.config.fields import flatten
+from lamina.config.fusion import AttendedFusion, HardFusion, MemoryConfig
 from lamina.config.init import Admin, DeepNet, DefaultInit, ReZeroInit, ReZeroPostNorm
 from lamina.config.keep import KeepConfig
 from lamina.errors import ConfigError
 from lamina.models.build import build_model
 from lamina.nn.stack import Runs
-from tiny import VOCABULARY_SIZE, tiny_config, tiny_model, tiny_pair
+from tiny import FUSIONS, VOCABULARY_SIZE, tiny_config, tiny_model, tiny_pair
 
 DEPTH = 3
 # Every choice for one side with one for the other.
 SUBSETS = [None, *(layers for number in range(1, DEPTH) for layers in itertools.combinations(range(DEPTH), number))]
 KEEPS = [*(Keep(layers, (0, 2)) for layers in SUBSETS), *(Keep((1, 2), layers) for layers in SUBSETS), Keep((0,), None)]
+ORDERS = {"post": {}, "pre": {"is_pre_norm": True}}
+INITS = {"plain": DefaultInit(), "admin": Admin(), "rezero": ReZeroInit(), "rezero post-norm": ReZeroPostNorm(),
+         "deepnet": DeepNet()}
+RESIDUALS = {f"{order}, {init}": {**ORDERS[order], "init": INITS[init]} for order in ORDERS for init in INITS
+             if order == "post" or init in ("plain", "rezero post-norm")}
+ALL_FUSIONS = {
+    "none": {},
+    **FUSIONS,
+    "layer-wise as told": {"memory": MemoryConfig(is_layer_wise=True, layer_wise_reads=(2, 0, -1))},
+    "fine-grained": {"memory": MemoryConfig(is_transparent=True, is_fine_grained=True)},
+    "att at 1": {"surface": AttendedFusion(mode=HardFusion(gate=0.8), layer=1)},
+    "att at -2": {"surface": AttendedFusion(mode=HardFusion(gate=0.8), layer=-2)},
+    "att at the input": {"surface": AttendedFusion(layer=-DEPTH - 1)},
+}
 
 
 def runs_of(keep):
@@ -33,27 +48,46 @@ def pruned_model(config, model, keep):
     return small.eval()
 
 
-NORMS = {"post": {}, "pre": {"is_pre_norm": True}}
-INITS = {"plain": DefaultInit(), "admin": Admin(), "rezero": ReZeroInit(), "rezero post-norm": ReZeroPostNorm(),
-         "deepnet": DeepNet()}
-VARIANTS = {f"{norm}, {init}": (NORMS[norm], INITS[init]) for norm in NORMS for init in INITS
-            if norm == "post" or init in ("plain", "rezero post-norm")}
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("keep", KEEPS, ids=lambda keep: f"{keep.encoder} {keep.decoder}")
-def test_a_pruned_model_computes_what_the_whole_one_does_with_the_other_layers_skipped(keep, variant):
-    norm, init = VARIANTS[variant]
-    config = replace(tiny_config(num_layers=DEPTH, **norm), init=init)
+@pytest.mark.parametrize("fusion", ALL_FUSIONS)
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_a_pruned_model_computes_what_the_whole_one_does_with_the_other_layers_skipped(residual, fusion):
+    config = tiny_config(num_layers=DEPTH, **RESIDUALS[residual], **ALL_FUSIONS[fusion])
     model = tiny_model(config)
     source, target = tiny_pair()
+    whole = model.log_probs(source, target)
+    for keep in KEEPS:
+        small = pruned_model(config, model, keep)
+        skipped = model.log_probs(source, target, runs_of(keep))
+        assert not torch.allclose(skipped, whole, atol=1e-3), keep
+        # Relative where there is no norm, and so scores are large.
+        tolerance = 1e-6 * max(1.0, skipped.abs().max().item())
+        torch.testing.assert_close(small.log_probs(source, target), skipped, rtol=0, atol=tolerance, msg=str(keep))
+
+
+@pytest.mark.parametrize("fusion", ["none", "layer-wise", "both"])
+def test_stepwise_decoding_skips_and_prunes_alike(fusion):
+    config = tiny_config(num_layers=DEPTH, **ALL_FUSIONS[fusion])
+    model, keep = tiny_model(config), Keep((1, 2), (0, 2))
+    source, target = tiny_pair()
     small = pruned_model(config, model, keep)
-    skipped = model.log_probs(source, target, runs_of(keep))
-    torch.testing.assert_close(small.log_probs(source, target), skipped, rtol=0, atol=1e-6)
     states = small.start(source, target.size(1)), model.start(source, target.size(1), runs=runs_of(keep))
-    for position in range(2):
-        steps = [part.step(target[:, position], state) for part, state in zip((small, model), states, strict=True)]
+    for state in states:
+        state.select_(torch.tensor([0, 2]))
+    for position in range(3):
+        steps = [part.step(target[[0, 2], position], state) for part, state in zip((small, model), states, strict=True)]
         torch.testing.assert_close(steps[0], steps[1], rtol=0, atol=1e-6)
+
+
+def test_a_pruned_model_can_be_pruned_again():
+    config = tiny_config(num_layers=DEPTH, **FUSIONS["both"])
+    model = tiny_model(config)
+    source, target = tiny_pair()
+    once, weights = prune(config, dict(model.named_parameters()), Keep((1, 2), (0, 2)))
+    twice, weights = prune(once, weights, Keep((1,), (1,)))
+    small = build_model(twice, VOCABULARY_SIZE, VOCABULARY_SIZE)
+    load_weights_(small, weights)
+    expected = model.log_probs(source, target, runs_of(Keep((2,), (2,))))
+    torch.testing.assert_close(small.eval().log_probs(source, target), expected, rtol=0, atol=1e-6)
 
 
 def test_keeping_every_layer_is_the_identity():
@@ -67,14 +101,14 @@ def test_keeping_every_layer_is_the_identity():
 
 
 def checkpoint(layer_drop_p=0.2, **changes):
-    config = tiny_config(num_layers=DEPTH)
+    config = tiny_config(num_layers=DEPTH, **changes)
     config = replace(config, encoder=replace(config.encoder, layer_drop_p=layer_drop_p),
                      decoder=replace(config.decoder, layer_drop_p=layer_drop_p))
     weights = {name: parameter.detach() for name, parameter in tiny_model(config).named_parameters()}
     moments = {name: torch.full_like(weight, 2.0) for name, weight in weights.items()}
     text = "".join(f"w{number} 1\n" for number in range(VOCABULARY_SIZE - 4))
     return Checkpoint(flatten(config) | {"seed": 7}, ("en", "xx"), (text, text), ({"kind": "whitespace"},) * 2, weights,
-                      {"optimizer": {"step": torch.tensor(3.0), "exp_avg": moments}}, **changes)
+                      {"optimizer": {"step": torch.tensor(3.0), "exp_avg": moments}})
 
 
 def test_a_checkpoint_keeps_the_optimizer_state_of_the_layers_that_stay():
@@ -116,10 +150,21 @@ def test_a_checkpoint_is_not_pruned_to_the_same_layers_twice(again):
     less, said, _ = load_with(small, decoder="1,")
     assert said == [PRUNING_LINE]
     assert torch.equal(less.weights["decoder.layers.0.ffn.fc1.weight"], checkpoint().weights["decoder.layers.2.ffn.fc1.weight"])
-    assert structure_of(less) == {"decoder-layers-to-keep": "1, of 2", "decoder-layers": 1}
+    assert structure_of(less) == {"decoder-layers-to-keep": "1, of 2", "decoder-layers": 1, "ta-input": False,
+                                  "layer-wise-reads": []}
     assert structure_of(checkpoint()) == {}
 
 
 def test_the_file_is_named_in_errors():
     with pytest.raises(ConfigError, match=r"names layer 3, but the encoder of m.pt has 3 layers, 0 to 2"):
         load_with(checkpoint(), encoder="0,3")
+
+
+@pytest.mark.parametrize(("keep", "is_known"), [(Keep(None, (0, 2)), True), (Keep((1, 2), None), False)])
+def test_the_optimizer_forgets_the_weights_of_a_mix_whose_columns_were_merged(keep, is_known):
+    stored = checkpoint(memory=MemoryConfig(is_transparent=True))
+    small = prune_checkpoint(stored, keep)
+    moments = small.training["optimizer"]["exp_avg"]
+    assert set(small.weights) - set(moments) == (set() if is_known else {"memory.weight"})
+    assert all(moments[name].shape == small.weights[name].shape for name in moments)
+    assert structure_of(small)["ta-input"] is not is_known

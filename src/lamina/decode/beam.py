@@ -24,6 +24,7 @@ from lamina.decode.rules import Rules
 from lamina.decode.sampling import uniforms_for
 from lamina.decode.trace import Hypothesis, Trace
 from lamina.models.encoder_decoder import DecoderState, EncoderDecoder
+from lamina.nn.stack import ALL_RUN, Runs
 from lamina.text.vocabulary import EOS, PAD
 
 # Finished sentences leave the batch when they are this share of it; sooner, copying would cost more than it saves.
@@ -33,10 +34,12 @@ LEAVING_SHARE = 1 / 8
 class Search:
     """Beam search, its diverse form or sampling with one model, or with the mean of several models' probabilities."""
 
-    def __init__(self, models: Sequence[EncoderDecoder], config: SearchConfig) -> None:
+    def __init__(self, models: Sequence[EncoderDecoder], config: SearchConfig, runs: Runs = ALL_RUN) -> None:
+        """`runs` leaves out layers of the models."""
         assert models, "a search needs a model"
         self.models = list(models)
         self.config = config
+        self.runs = runs
         self.strategy = strategy_of(config)
 
     @torch.inference_mode()
@@ -66,12 +69,13 @@ class Search:
         self._search(source, rules, trace, uniforms)
         hypotheses = trace.hypotheses(config, lengths)
         if with_attention:
+            assert self.runs == ALL_RUN, "attention is looked up in a pass of the whole model"
             attention_of(self.models, source, hypotheses)
         return hypotheses
 
     def _search(self, source: Tensor, rules: Rules, trace: Trace, uniforms: Tensor | None) -> None:
         num_beams, device, constraints = self.config.beam, source.device, rules.constraints
-        states = [model.start(source, rules.last_limit + 1, num_beams) for model in self.models]
+        states = [model.start(source, rules.last_limit + 1, num_beams, self.runs) for model in self.models]
         rows = torch.arange(len(source), device=device)  # (B,): which sentences are still here
         tokens = torch.full((len(source), num_beams), EOS, device=device)
         scores = first_scores(self.config, len(source), device)

@@ -76,8 +76,7 @@ class Translation(Task):
         references: list[str] = []
         for batch in feed.batches():
             assert isinstance(batch, Batch)
-            texts = [self.target_text(found[0].ids, config.remove_bpe) for found in search.run(batch.source)]
-            answers = [self.target_text(row, config.remove_bpe, is_reference=True) for row in batch.target_out.tolist()]
+            texts, answers = self.translated(search, batch, config.remove_bpe)
             if config.print_samples and not hypotheses:
                 source = self.subwords[0].decode(self.vocabularies[0].decode(batch.source[0].tolist()))
                 note(f"source:      {source}")
@@ -86,6 +85,11 @@ class Translation(Task):
             hypotheses += texts
             references += answers
         return {"bleu": corpus_bleu(hypotheses, references, is_tokenized=config.is_tokenized)}
+
+    def translated(self, search: Search, batch: Batch, joiner: str | None) -> tuple[list[str], list[str]]:
+        """What a search makes of a batch, and its references, as text."""
+        return ([self.target_text(found[0].ids, joiner) for found in search.run(batch.source)],
+                [self.target_text(row, joiner, is_reference=True) for row in batch.target_out.tolist()])
 
     def target_text(self, ids: Iterable[int], joiner: str | None = None, *, is_reference: bool = False) -> str:
         """A translation as a reader wants it: subwords joined by their model, or at `joiner`."""

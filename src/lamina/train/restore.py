@@ -70,7 +70,7 @@ def restore_training(checkpoint: Checkpoint, updater: Updater, config: TrainConf
         if training["optimizer_kind"] != kind:
             raise CheckpointError(f"the checkpoint was trained with --optimizer {training['optimizer_kind']}, not {kind}. "
                                   "Use that one, or add --reset-optimizer.")
-        load_optimizer_(updater, training["optimizer"])
+        load_optimizer_(updater, training["optimizer"], note)
         updater.scale.load_state_(training["scale"])
     else:
         # As in the references: without the optimizer's state, updates count from 0 again.
@@ -94,11 +94,16 @@ def optimizer_state(updater: Updater) -> dict[str, Any]:
             for name, value in updater.optimizer.state().items()}
 
 
-def load_optimizer_(updater: Updater, stored: dict[str, Any]) -> None:
+def load_optimizer_(updater: Updater, stored: dict[str, Any], note: Callable[[str], None]) -> None:
+    """What the stored state does not know, since pruning made it anew, starts afresh."""
     state = updater.optimizer.state()
     if stored.keys() != state.keys():
         raise CheckpointError(f"the checkpoint's optimizer state has {', '.join(sorted(stored))}; expected "
                               f"{', '.join(sorted(state))}. Add --reset-optimizer to start it afresh.")
+    buffers = [value for value in stored.values() if isinstance(value, dict)]
+    new = sorted(set(updater.weights.names).difference(*buffers)) if buffers else []
+    if new:
+        note(f"the optimizer starts afresh for {', '.join(new)}: pruning made {'it' if len(new) == 1 else 'them'} anew")
     updater.optimizer.load_state_({name: _flat(updater, stored[name], value) for name, value in state.items()})
 
 
@@ -107,7 +112,9 @@ def _flat(updater: Updater, stored: Tensor | dict[str, Tensor], like: Tensor) ->
         return stored
     flat = torch.zeros_like(like)
     for name, view in updater.weights.named(flat).items():
-        if name not in stored or stored[name].shape != view.shape:
+        if name not in stored:
+            continue
+        if stored[name].shape != view.shape:
             raise CheckpointError(f"the checkpoint's optimizer state does not fit {name}. Add --reset-optimizer to start "
                                   "it afresh.")
         view.copy_(stored[name])

@@ -10,17 +10,18 @@ import torch
 
 from lamina.config.train import Criterion
 from lamina.data.batching import AnyBatch
+from lamina.nn.stack import ALL_RUN, Runs
 from lamina.train.loss import batch_loss
 
 
 @torch.no_grad()
-def validation_loss(model: Any, batches: Iterable[AnyBatch], criterion: Criterion) -> dict[str, float]:
+def validation_loss(model: Any, batches: Iterable[AnyBatch], criterion: Criterion, runs: Runs = ALL_RUN) -> dict[str, float]:
     """Per token, in bits, as the references print it."""
     model.eval()
     loss = nll = torch.zeros((), dtype=torch.float64)
     num_tokens = 0
     for batch in batches:
-        sums = batch_loss(model, batch, criterion)
+        sums = batch_loss(model, batch, criterion, runs)
         loss, nll = loss.to(sums.loss.device) + sums.loss, nll.to(sums.nll.device) + sums.nll
         num_tokens += batch.num_target_tokens
     return bits_per_token(loss.item(), nll.item(), max(num_tokens, 1))

@@ -1,0 +1,1 @@
+"""What trained models do and what their parts are worth: measurements, searches, figures."""

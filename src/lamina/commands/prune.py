@@ -1,0 +1,119 @@
+"""`lamina prune`: a smaller checkpoint, of layers that are named or that data chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lamina import console
+from lamina.config.prune import PruneConfig
+from lamina.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lamina.analysis.layer_meter import LayerMeter
+    from lamina.analysis.subsets import Subset
+    from lamina.checkpoint.format import Checkpoint
+    from lamina.checkpoint.prune import Keep
+
+
+def run(config: PruneConfig) -> None:
+    # Here, not above: options that exclude each other are refused without loading torch.
+    from lamina.checkpoint.format import load_checkpoint
+    from lamina.checkpoint.prune import Keep, check_prunable, chosen_layers
+    from lamina.commands.average import check_output
+
+    path, output = Path(config.checkpoint), Path(config.output)
+    check_output(output, [path])
+    checkpoint = load_checkpoint(path)
+    check_prunable(checkpoint)
+    if not config.keep.is_empty:
+        keep = chosen_layers(checkpoint, config.keep, path)
+        if keep == Keep():
+            raise ConfigError(f"these are all the layers of {path}: there is nothing to prune.")
+        _write(checkpoint, keep, path, output)
+        return
+    meter, quality = _open(config, checkpoint, path, output)
+    if config.search.is_on:
+        _write(checkpoint, _found(config, meter, quality, path), path, output)
+    if config.search.curve is not None:
+        _draw(config, meter, quality, path, output)
+
+
+def _open(config: PruneConfig, checkpoint: Checkpoint, path: Path,
+          output: Path) -> tuple[LayerMeter, Callable[[Subset], float]]:
+    """What measures, and the same with a memory on disk."""
+    from lamina.analysis.layer_search import open_measurements, open_meter
+
+    assert config.data is not None, "the configuration asks for it"
+    meter = open_meter(checkpoint, config.data, config.measure, path, console.notice)
+    measurements = open_measurements(output, path, config.data, config.measure)
+    if measurements.num_known:
+        console.notice(f"{measurements.num_known} choices of layers were measured before ({measurements.path})")
+    return meter, lambda subset: measurements.get(str(subset), lambda: meter.quality(subset))
+
+
+def _found(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], float], path: Path) -> Keep:
+    from lamina.analysis.layer_search import budget_of, search_layers
+    from lamina.analysis.subsets import RULES, most_measurements
+
+    depths, width = budget_of(config.search, meter.whole, path), config.search.beam_width
+    total = most_measurements(meter.whole.depths, depths, width) + len(RULES)
+    with console.progress("searching layers", total) as advance:
+        found = search_layers(meter.whole, depths, _counting(quality, advance), width=width, is_maximized=meter.is_maximized)
+    unit = "BLEU" if meter.is_maximized else "loss, bits a token"
+    print(f"| {unit}, on {config.measure.subset}:")
+    rows = [("all layers", meter.whole, quality(meter.whole)), *((name, *scored) for name, scored in found.choices.items())]
+    _show(rows, kept=found.best)
+    return found.subset.keep(meter.whole)
+
+
+def _draw(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], float], path: Path, output: Path) -> None:
+    from lamina.analysis.depth_curve import curve_stacks, draw_curve, measure_curve, num_measurements
+
+    stacks, width = curve_stacks(meter.whole, config.search.curve or "both", path), config.search.beam_width
+    with console.progress("measuring depths", num_measurements(meter.whole, stacks, width)) as advance:
+        points = measure_curve(meter.whole, stacks, _counting(quality, advance), meter.tokens_per_second, width=width,
+                               is_maximized=meter.is_maximized)
+    unit = "BLEU" if meter.is_maximized else "loss, bits a token"
+    print(f"| {unit} and target tokens a second at every depth, on {config.measure.subset}:")
+    _show([(f"{point.depth} {point.choice}", point.subset, point.value, f"{point.tokens_per_second:,.0f} tokens/s")
+           for point in points])
+    for file in draw_curve(output.with_name(f"{output.stem}.curve.png"), points, stacks=stacks, metric=config.measure.metric):
+        print(f"| wrote {file}")
+
+
+def _counting(quality: Callable[[Subset], float], advance: console.Advance) -> Callable[[Subset], float]:
+    def counted(subset: Subset) -> float:
+        value = quality(subset)
+        advance(1)
+        return value
+
+    return counted
+
+
+def _show(rows: Sequence[tuple[Any, ...]], kept: str = "") -> None:
+    """Name, layers, figure, and what else there is to say, in columns."""
+    widths = [max(len(str(row[column])) for row in rows) for column in (0, 1)]
+    for name, subset, value, *rest in rows:
+        last = [*rest, "<- kept"] if name == kept else rest
+        print("  ".join([f"| {name:<{widths[0]}}", f"{subset!s:<{widths[1]}}", f"{value:9.3f}", *last]))
+
+
+def _write(checkpoint: Checkpoint, keep: Keep, path: Path, output: Path) -> None:
+    from lamina.checkpoint.format import save_checkpoint
+    from lamina.checkpoint.prune import PRUNING_LINE, doubts, prune_checkpoint
+
+    for doubt in doubts(checkpoint, keep, path):
+        console.warn(doubt)
+    print(f"| {PRUNING_LINE}")
+    config = checkpoint.model_config()
+    for side, layers in zip(keep._fields, keep, strict=True):
+        if layers is not None:
+            print(f"| {side} layers {','.join(map(str, layers))} of {getattr(config, side).num_layers}")
+    # What resuming needs is left out: the file is one to use, or to begin another run with.
+    small = replace(prune_checkpoint(checkpoint, keep), training={"pruned": path.name})
+    print(f"| num. model params: {sum(weight.numel() for weight in small.weights.values())}")
+    save_checkpoint(output, small)
+    print(f"| wrote {output}")

@@ -1,0 +1,191 @@
+"""`lamina prune`: named layers, searched layers, curves."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lamina.checkpoint.format import load_checkpoint, save_checkpoint
+from lamina.cli import main
+from tiny import TINY_FLAGS, make_data
+
+DEPTH = 4
+PRE_NORM = ["--encoder-normalize-before", "--decoder-normalize-before"]
+REAL = {"encoder": (1, 3), "decoder": (0, 3)}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A Pre-LN model of four layers a stack, two of which do nothing at all: their branches end in zeros."""
+    folder = tmp_path_factory.mktemp("prune")
+    data = make_data(folder, num_lines=40)
+    assert main(["train", str(data), *TINY_FLAGS, *PRE_NORM, "--encoder-layers", "2", "--decoder-layers", "2", "--max-tokens",
+                 "200", "--max-epoch", "60", "--lr", "0.02", "--dropout", "0", "--log-format", "none", "--no-epoch-checkpoints",
+                 "--disable-validation", "--save-dir", str(folder / "out")]) == 0
+    small = load_checkpoint(folder / "out" / "checkpoint_last.pt")
+    weights = {name: weight for name, weight in small.weights.items() if ".layers." not in name}
+    for name, weight in small.weights.items():
+        if ".layers." in name:
+            side, _, layer, rest = name.split(".", 3)
+            weights[f"{side}.layers.{REAL[side][int(layer)]}.{rest}"] = weight
+            idle = sorted(set(range(DEPTH)) - set(REAL[side]))[int(layer)]
+            is_end = rest.startswith(("attention.out_proj", "cross_attention.out_proj", "ffn.fc2"))
+            weights[f"{side}.layers.{idle}.{rest}"] = torch.zeros_like(weight) if is_end else weight.clone()
+    config = small.config | {f"{side}-layers": DEPTH for side in REAL} | {f"{side}-layerdrop": 0.2 for side in REAL}
+    path = folder / "out" / "planted.pt"
+    save_checkpoint(path, replace(small, config=config, weights=weights))
+    return str(data), str(path)
+
+
+def prune(capsys, *words):
+    code = main(["prune", *map(str, words)])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured.out.splitlines()
+
+
+def depths(path):
+    config = load_checkpoint(path).model_config()
+    return config.encoder.num_layers, config.decoder.num_layers
+
+
+def test_named_layers(trained, tmp_path, capsys):
+    data, path = trained
+    lines = prune(capsys, path, "--decoder-layers-to-keep", "every:2", "--output", tmp_path / "small.pt")
+    assert lines[:2] == ["| Pruning model to specified layer configuration", f"| decoder layers 0,2 of {DEPTH}"]
+    small = load_checkpoint(tmp_path / "small.pt")
+    assert lines[2] == f"| num. model params: {sum(weight.numel() for weight in small.weights.values())}"
+    assert depths(tmp_path / "small.pt") == (DEPTH, 2)
+    assert small.training == {"pruned": "planted.pt"}
+    assert (tmp_path / "small.pt").stat().st_size < 0.5 * Path(path).stat().st_size
+    for command in (["generate", data, "--path", str(tmp_path / "small.pt"), "--gen-subset", "valid", "--cpu", "--quiet"],
+                    ["average", "--inputs", str(tmp_path / "small.pt"), "--output", str(tmp_path / "mean.pt")],
+                    ["train", data, *TINY_FLAGS, *PRE_NORM, "--encoder-layers", str(DEPTH), "--decoder-layers", str(DEPTH),
+                     "--max-update", "1", "--finetune-from-model", str(tmp_path / "small.pt"), "--save-dir",
+                     str(tmp_path / "on")]):
+        assert main(command) == 0
+    assert depths(tmp_path / "on" / "checkpoint_last.pt") == (DEPTH, 2)
+    # Here lists always count the file's own layers, so that one may go on pruning.
+    prune(capsys, tmp_path / "small.pt", "--decoder-layers-to-keep", "every:2", "--output", tmp_path / "smaller.pt")
+    assert depths(tmp_path / "smaller.pt") == (DEPTH, 1)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_search_finds_layers_that_do_nothing(trained, tmp_path, capsys, width):
+    data, path = trained
+    lines = prune(capsys, path, data, "--search", "--encoder-layers", 2, "--decoder-layers", 2, "--beam-width", width,
+                  "--gen-subset", "train",
+                  "--output", tmp_path / "small.pt", "--cpu")
+    assert "| encoder layers 1,3 of 4" in lines
+    assert "| decoder layers 0,3 of 4" in lines
+    values = {line[2:].split("  ")[0].strip(): float(line.split()[-1 if "kept" not in line else -3]) for line in lines
+              if line.startswith(("| all layers", "| searched", "| evenly"))}
+    assert values["searched"] == pytest.approx(values["all layers"], abs=1e-3)
+    assert values["searched"] < values["evenly spaced"]
+    assert depths(tmp_path / "small.pt") == (2, 2)
+
+
+def test_search_by_bleu_and_for_one_side(trained, tmp_path, capsys):
+    data, path = trained
+    lines = prune(capsys, path, data, "--search", "--decoder-layers", 3, "--metric", "bleu", "--output", tmp_path / "small.pt",
+                  "--cpu")
+    assert "| BLEU, on valid:" in lines
+    assert depths(tmp_path / "small.pt") == (DEPTH, 3)
+    (series,) = json.loads((tmp_path / "small.search.json").read_text())["series"].values()
+    assert series["about"]["metric"] == "bleu"
+    # 4 ways to leave out one layer, of which the rules share three, and the whole model.
+    assert len(series["results"]) == 5
+
+
+def test_a_search_that_was_stopped_goes_on(trained, tmp_path, capsys, monkeypatch):
+    from lamina.analysis.layer_meter import LayerMeter
+
+    data, path = trained
+    measured: list[str] = []
+    original = LayerMeter.quality
+
+    def quality(self, subset):
+        measured.append(str(subset))
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        return original(self, subset)
+
+    monkeypatch.setattr(LayerMeter, "quality", quality)
+    words = [path, data, "--search", "--decoder-layers", 2, "--gen-subset", "train", "--output", tmp_path / "small.pt", "--cpu"]
+    assert main(["prune", *map(str, words)]) == 130
+    assert not (tmp_path / "small.pt").exists()
+    assert len(json.loads((tmp_path / "small.search.json").read_text())["series"]) == 1
+    lines = prune(capsys, *words)
+    assert "| decoder layers 0,3 of 4" in lines
+    assert len(measured) - len(set(measured)) == 1  # the one that was interrupted
+    number = len(measured)
+    prune(capsys, *words)
+    assert len(measured) == number
+    # Another metric, or other weights, is measured anew, in the same file.
+    prune(capsys, *words, "--metric", "bleu", "--beam", 2)
+    assert len(measured) > number
+    assert len(json.loads((tmp_path / "small.search.json").read_text())["series"]) == 2
+
+
+def test_curve(trained, tmp_path, capsys):
+    data, path = trained
+    lines = prune(capsys, path, data, "--curve", "decoder", "--gen-subset", "train", "--output", tmp_path / "small.pt", "--cpu")
+    assert lines[-2:] == [f"| wrote {tmp_path / 'small.curve.png'}", f"| wrote {tmp_path / 'small.curve.csv'}"]
+    assert (tmp_path / "small.curve.png").read_bytes()[:4] == b"\x89PNG"
+    assert not (tmp_path / "small.pt").exists()
+    with (tmp_path / "small.curve.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["depth"] for row in rows] == [str(depth) for depth in (4, 3, 2, 1) for _ in range(4)]
+    assert {row["choice"] for row in rows} == {"evenly spaced", "first layers", "last layers", "searched"}
+    half = {row["choice"]: row for row in rows if row["depth"] == "2"}
+    assert half["searched"]["decoder_layers"] == "0 3"
+    assert half["first layers"]["decoder_layers"] == "0 1"
+    assert half["last layers"]["decoder_layers"] == "2 3"
+    assert half["evenly spaced"]["decoder_layers"] == "0 2"
+    assert float(half["searched"]["loss"]) == min(float(row["loss"]) for row in half.values())
+    assert all(float(row["tokens_per_second"]) > 0 for row in rows)
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--output", "{out}"], "which layers are to stay?"),
+    (["--output", "{path}", "--decoder-layers-to-keep", "2"], "is one of the inputs"),
+    (["--output", "{out}", "--decoder-layers-to-keep", "0,1,2,3"], "there is nothing to prune"),
+    (["--output", "{out}", "--decoder-layers-to-keep", "0,4"], "names layer 4, but the decoder of {path} has 4 layers, 0 to 3"),
+    (["{data}", "--output", "{out}", "--decoder-layers-to-keep", "2"], "a data folder has no effect without --search"),
+    (["--output", "{out}", "--search", "--decoder-layers", "2"], "--search and --curve measure on data"),
+    (["{data}", "--output", "{out}", "--search"], "--search needs a budget"),
+    (["{data}", "--output", "{out}", "--search", "--decoder-layers", "9"], "--decoder-layers is 9, but {path} has 4"),
+    (["{data}", "--output", "{out}", "--search", "--decoder-layers", "4"], "there is nothing to prune"),
+    (["{data}", "--output", "{out}", "--search", "--decoder-layers", "0"], "a model needs at least 1 layer"),
+    (["{data}", "--output", "{out}", "--decoder-layers", "2", "--curve"], "--decoder-layers has no effect without --search"),
+    (["{data}", "--output", "{out}", "--search", "--decoder-layers", "2", "--encoder-layers-to-keep", "2"], "Leave one of"),
+    (["{data}", "--output", "{out}", "--search", "--decoder-layers", "2", "--gen-subset", "nothing"], "has no split 'nothing'"),
+])
+def test_errors(trained, tmp_path, capsys, words, message):
+    data, path = trained
+    names = {"data": data, "path": path, "out": tmp_path / "small.pt"}
+    assert main(["prune", path, *(word.format(**names) for word in words)]) == 2
+    error = capsys.readouterr().err
+    assert message.format(**names) in error
+    assert not (tmp_path / "small.pt").exists()
+
+
+def test_the_measurements_of_something_else_are_not_overwritten(trained, tmp_path, capsys):
+    data, path = trained
+    (tmp_path / "small.search.json").write_text("my notes")
+    words = ["prune", path, data, "--search", "--decoder-layers", "2", "--output", str(tmp_path / "small.pt"), "--cpu"]
+    assert main(words) == 2
+    assert "cannot be read as such. Remove it" in capsys.readouterr().err
+    assert (tmp_path / "small.search.json").read_text() == "my notes"
+
+
+def test_weights_are_those_of_the_kept_layers(trained, tmp_path, capsys):
+    _, path = trained
+    prune(capsys, path, "--encoder-layers-to-keep", "3,1", "--output", tmp_path / "small.pt")
+    whole, small = load_checkpoint(path).weights, load_checkpoint(tmp_path / "small.pt").weights
+    assert torch.equal(small["encoder.layers.0.ffn.fc1.weight"], whole["encoder.layers.1.ffn.fc1.weight"])
+    assert torch.equal(small["encoder.layers.1.ffn.fc1.weight"], whole["encoder.layers.3.ffn.fc1.weight"])
+    assert torch.equal(small["decoder.layers.3.ffn.fc1.weight"], whole["decoder.layers.3.ffn.fc1.weight"])
