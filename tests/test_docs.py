@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lamina import __version__
-from lamina.cli import COMMANDS, main
+from lamina.cli import COMMANDS, find_command, main
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, retired_for
 from lamina.config.fields import unique_leaves
 from lamina.config.parser import parse, resolve
@@ -99,8 +99,9 @@ def test_commands_in_documents_parse(path, tmp_path, monkeypatch):
     (tmp_path / "recipe.yaml").write_text("max-tokens: 4096\n")
     for words in command_lines(read(path)):
         words = words[:words.index(">")] if ">" in words else words
-        cls = config_class(words[0])
-        given, notices = parse(f"lamina {words[0]}", cls, "", words[1:])
+        command, rest = find_command(words)
+        cls = config_class(command)
+        given, notices = parse(f"lamina {command}", cls, "", rest)
         resolve(cls, given)
         assert not notices, words
 

@@ -38,6 +38,8 @@ COMMANDS = {
                            "translate lines as they come, from a person, a pipe or a file"),
     "rescore": Command("lamina.config.generate:RescoreConfig", "lamina.commands.rescore:run",
                        "say how likely a model finds given translations"),
+    "analyze fusion": Command("lamina.config.analyze:AnalyzeFusionConfig", "lamina.commands.analyze:run_fusion",
+                              "show what a model's decoder and softmax read of its encoder, as figures on a page"),
     "demo": Command("lamina.config.demo:DemoConfig", "lamina.commands.demo:run",
                     "train and try a small English-Romanian model in minutes, no download"),
 }
@@ -48,11 +50,30 @@ def load(reference: str) -> object:
     return getattr(importlib.import_module(module), name)
 
 
-def overview() -> str:
-    width = max(map(len, COMMANDS))
-    rows = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items())
-    return (f"usage: lamina COMMAND ...\n\nDeep, fused and prunable Transformers.\n\n{rows}\n\n"
+def overview(group: str = "") -> str:
+    """All commands, or those of a group."""
+    chosen = {name: command for name, command in COMMANDS.items() if name.startswith(group)}
+    width = max(map(len, chosen))
+    rows = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in chosen.items())
+    return (f"usage: lamina {group or 'COMMAND '}...\n\nDeep, fused and prunable Transformers.\n\n{rows}\n\n"
             "`lamina COMMAND --help` explains a command's options; `lamina --version` prints the version.")
+
+
+def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The command that the first word names, or the first two (`analyze fusion`), and the words after it."""
+    from lamina.config.fields import suggestion
+    from lamina.errors import ConfigError
+
+    first, *rest = (words[0].replace("_", "-"), *words[1:])
+    if first in COMMANDS:
+        return first, rest
+    kinds = [name.removeprefix(f"{first} ") for name in COMMANDS if name.startswith(f"{first} ")]
+    if kinds and rest and rest[0] in kinds:
+        return f"{first} {rest[0]}", rest[1:]
+    if kinds:
+        raise ConfigError(f"`lamina {first}` must be told what to {first}: {' or '.join(kinds)}. See `lamina {first} --help`.")
+    hint = suggestion(first, COMMANDS).replace("--", "")
+    raise ConfigError(f"there is no command {words[0]!r}.{hint} `lamina --help` lists them.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,17 +101,16 @@ def _main(words: list[str]) -> int:
 
         print(f"lamina {__version__}")
         return 0
-    from lamina.config.fields import suggestion
+    group = f"{words[0]} "
+    if words[1:] in ([], ["-h"], ["--help"]) and any(name.startswith(group) for name in COMMANDS):
+        print(overview(group))
+        return 0
     from lamina.config.parser import parse, resolve
-    from lamina.errors import ConfigError
 
-    name = words[0].replace("_", "-")
-    if name not in COMMANDS:
-        hint = suggestion(name, COMMANDS).replace("--", "")
-        raise ConfigError(f"there is no command {words[0]!r}.{hint} `lamina --help` lists them.")
+    name, rest = find_command(words)
     command = COMMANDS[name]
     config_class: type = load(command.config)  # type: ignore[assignment]
-    given, notices = parse(f"lamina {name}", config_class, command.help[0].upper() + command.help[1:] + ".", words[1:])
+    given, notices = parse(f"lamina {name}", config_class, command.help[0].upper() + command.help[1:] + ".", rest)
     config: object = resolve(config_class, given)
     for notice in notices:
         console.notice(notice)

@@ -16,17 +16,18 @@ from lamina.files import whole_file
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 # So that lines differ in black and white as well.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-DOTS_PER_INCH = 150
+DOTS_PER_INCH = 300
 
 
-def new_figure(width: float, height: float, num_panels: int = 1) -> tuple[Any, list[Any]]:
-    """A figure of so many inches, and its panels side by side."""
+def new_figure(width: float, height: float, num_panels: int = 1, *, is_stacked: bool = False) -> tuple[Any, list[Any]]:
+    """A figure of so many inches, and its panels: side by side, or one above the other."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = [figure.add_subplot(1, num_panels, number + 1) for number in range(num_panels)]
+    shape = (num_panels, 1) if is_stacked else (1, num_panels)
+    panels = [figure.add_subplot(*shape, number + 1) for number in range(num_panels)]
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(visible=True, color="#dddddd", linewidth=0.6)

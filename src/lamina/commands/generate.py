@@ -15,7 +15,8 @@ import torch
 
 from lamina import console
 from lamina.api import Translator, load
-from lamina.config.generate import GenerateConfig, ModelFiles
+from lamina.config.analyze import AnalyzedData
+from lamina.config.generate import GenerateConfig, GenerateData, ModelFiles
 from lamina.data.batching import pad_rows
 from lamina.data.corpus import Example, Languages, ParallelCorpus, load_dictionaries, open_corpus
 from lamina.decode.beam import Search
@@ -34,7 +35,8 @@ DEFAULT_MAX_TOKENS = 12000
 def run(config: GenerateConfig) -> None:
     # On standard output, unlike other notices: that is where fairseq says it, between results that all carry a mark.
     translator = load_translator(config.files, say=lambda text: print(f"| {text}"))
-    corpus = _open_split(config, translator)
+    corpus = open_split(config.data, translator, config.files.paths[0],
+                        max_source_length=translator.max_source_positions if config.data.truncate_source else None)
     numbers, examples = _fitting(config, translator, corpus)
     describer = Describer(translator.vocabularies, translator.subwords, config.output)
     hypotheses, references = [], []
@@ -77,8 +79,9 @@ def load_translator(files: ModelFiles, say: Callable[[str], object] = console.no
     return translator
 
 
-def _open_split(config: GenerateConfig, translator: Translator) -> ParallelCorpus:
-    data = config.data
+def open_split(data: GenerateData | AnalyzedData, translator: Translator, path: str,
+               max_source_length: int | None = None) -> ParallelCorpus:
+    """The split that the flags name, in the languages and with the dictionaries of the checkpoint `path`."""
     folder = Path(data.data.split(":")[0])
     languages = Languages(data.source_lang or translator.languages[0], data.target_lang or translator.languages[1])
     if not folder.is_dir():
@@ -86,11 +89,10 @@ def _open_split(config: GenerateConfig, translator: Translator) -> ParallelCorpu
     for side, own, theirs in zip(("source", "target"), load_dictionaries(folder, languages), translator.vocabularies,
                                  strict=True):
         if own.symbols != theirs.symbols:
-            raise CheckpointError(f"{folder} was made with the {side} dictionary {own.digest}, but {config.files.paths[0]} "
-                                  f"expects {theirs.digest}. Pass the matching data folder, or preprocess with its dictionary.")
+            raise CheckpointError(f"{folder} was made with the {side} dictionary {own.digest}, but {path} expects "
+                                  f"{theirs.digest}. Pass the matching data folder, or preprocess with its dictionary.")
     sizes = (len(translator.vocabularies[0]), len(translator.vocabularies[1]))
-    return open_corpus(folder, data.subset, languages, sizes,
-                       max_source_length=translator.max_source_positions if data.truncate_source else None)
+    return open_corpus(folder, data.subset, languages, sizes, max_source_length=max_source_length)
 
 
 def _fitting(config: GenerateConfig, translator: Translator, corpus: ParallelCorpus) -> tuple[list[int], list[Example]]:

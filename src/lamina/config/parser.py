@@ -7,6 +7,7 @@ optional (`--remove-bpe [KIND]`), every error is one line, and `--help` costs no
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -19,6 +20,7 @@ from lamina.config.fields import (
     build,
     default_text,
     describe,
+    flatten,
     leaves,
     suggestion,
     unique_leaves,
@@ -196,3 +198,22 @@ def resolve(cls: type[T], given: dict[str, Any]) -> T:
                               f"choose one of {', '.join(presets)}.")
         base = {"arch": arch, **TASK_DEFAULTS.get(task, {}), **preset_values(arch, given)}
     return build(cls, base | given, given)
+
+
+def spelled_out(prog: str, config: Any) -> str:
+    """A command line that gives this configuration: what is not at its default, in the order of --help."""
+    flat = flatten(config)
+    words = [prog]
+    flags: list[str] = []
+    for leaf in unique_leaves(type(config)):
+        value = flat.get(leaf.name, leaf.default)
+        if (list(leaf.default) if isinstance(leaf.default, tuple) else leaf.default) == value:
+            continue
+        if leaf.info.positional:
+            words.append(shlex.quote(str(value)))
+        elif leaf.is_bool:
+            flags.append(f"--{'' if value else 'no-'}{leaf.name}")
+        else:
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            flags.append(f"--{leaf.name}={shlex.quote(text)}" if text.startswith("-") else f"--{leaf.name} {shlex.quote(text)}")
+    return " ".join((*words, *flags))

@@ -13,7 +13,7 @@ from torch import Tensor
 from lamina.decode.scoring import pad_targets
 from lamina.decode.trace import Hypothesis
 from lamina.models.encoder_decoder import EncoderDecoder
-from lamina.nn.attention import CrossAttention
+from lamina.nn.attention import MemoryAttention
 
 
 def attention_of(models: Sequence[EncoderDecoder], source: Tensor, hypotheses: list[list[Hypothesis]]) -> None:
@@ -27,17 +27,22 @@ def attention_of(models: Sequence[EncoderDecoder], source: Tensor, hypotheses: l
         hypothesis.attention = own[: len(hypothesis.ids)]
 
 
-@torch.no_grad()
 def cross_attention(model: EncoderDecoder, source: Tensor, target_in: Tensor) -> Tensor:
-    """(B, T, S); 0 on padding"""
+    """The last decoder layer's. (B, T, S); 0 on padding"""
+    last: Any = model.decoder.layers[-1]
+    return attention_weights(model, last.cross_attention, source, target_in)
+
+
+@torch.no_grad()
+def attention_weights(model: EncoderDecoder, attention: MemoryAttention, source: Tensor, target_in: Tensor) -> Tensor:
+    """How much the queries of a part of the model look at each source position. (B, T, S); 0 on padding"""
     seen: list[Tensor] = []
 
     def watch(attention: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-        assert isinstance(attention, CrossAttention)
+        assert isinstance(attention, MemoryAttention)
         seen.append(attention.weights(*inputs))
 
-    last: Any = model.decoder.layers[-1]
-    hook = last.cross_attention.register_forward_pre_hook(watch)
+    hook = attention.register_forward_pre_hook(watch)
     try:
         model(source, target_in)
     finally:

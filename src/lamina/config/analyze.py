@@ -1,0 +1,51 @@
+"""What `lamina analyze` can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lamina.config.fields import REQUIRED, check, flag, part
+
+METRICS = ("bleu", "loss")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyzedData:
+    """Data."""
+
+    data: str = flag(REQUIRED, "data folder", positional=True)
+    source_lang: str | None = flag(None, "source language; the checkpoint's if left out", aliases=("-s",), metavar="LANG")
+    target_lang: str | None = flag(None, "target language; the checkpoint's if left out", aliases=("-t",), metavar="LANG")
+    subset: str = flag("valid", "split to look at", name="gen-subset")
+    max_pairs: int = flag(500, "look at this many sentence pairs of it, drawn at random by --seed; 0: at all of them")
+    max_tokens: int | None = flag(None, "most tokens in a batch; 12000 if neither limit is given")
+    max_sentences: int | None = flag(None, "most sentences in a batch", name="batch-size", aliases=("max-sentences",))
+
+    def __post_init__(self) -> None:
+        check(self.max_pairs >= 0, f"--max-pairs is {self.max_pairs}; it must be 0 (all pairs) or more.")
+        for name, value in (("max-tokens", self.max_tokens), ("batch-size", self.max_sentences)):
+            check(value is None or value >= 1, f"--{name} is {value}; it must be at least 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeFusionConfig:
+    """Analysis."""
+
+    checkpoint: str = flag(REQUIRED, "checkpoint of an encoder-decoder model, fused or not", positional=True)
+    data: AnalyzedData = part(AnalyzedData)
+    out: str = flag(REQUIRED, "folder to write index.html, the figures (PNG) and the numbers behind them (CSV) to",
+                    metavar="FOLDER")
+    metric: str = flag("bleu", "what masking an encoder layer is judged by: bleu translates the pairs once for each layer and "
+                               "compares BLEU, length and loss; loss translates nothing and is quicker", choices=METRICS)
+    beam: int = flag(1, "beam of translations; 1 is greedy search")
+    remove_bpe: str | None = flag(None, "join subwords at this mark before BLEU: `@@ ` if given bare, or `sentencepiece`",
+                                  metavar="[MARK]", bare_value="@@ ", aliases=("post-process",))
+    sentence: str | None = flag(None, "source sentence whose attention to draw, in the form of the text that was "
+                                      "preprocessed; one of the pairs, of middling length, if left out", metavar="TEXT")
+    target: str | None = flag(None, "its translation, likewise; the model's own if left out", metavar="TEXT", needs="sentence")
+    seed: int = flag(1, "fixes which pairs of sentences and of embeddings are drawn")
+    cpu: bool = flag(False, "stay on the processor even where there is a GPU")
+
+    def __post_init__(self) -> None:
+        check(self.beam >= 1, f"--beam is {self.beam}; it must be at least 1, where 1 is greedy search.")
+        check(self.sentence is None or bool(self.sentence.strip()), "--sentence is empty; give the source to draw.")
