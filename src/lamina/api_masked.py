@@ -105,12 +105,12 @@ class MaskedLanguageModel:
     @property
     def heads(self) -> tuple[str, ...]:
         """The names of the sentence heads; none for a model that was only pretrained."""
-        return tuple(self.models[0].classifiers)
+        return tuple(name for name in self.models[0].classifiers if all(name in model.classifiers for model in self.models))
 
     @property
     def labels(self) -> list[str]:
         """In the order of the head's scores; none where a number is predicted."""
-        if len(self.vocabularies) < 2:
+        if len(self.vocabularies) < 2 or not self.heads:
             return []
         return self.vocabularies[1].symbols[FIRST_WORD_ID:][: self._num_classes(self.heads[0])]
 

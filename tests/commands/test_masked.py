@@ -224,6 +224,16 @@ def test_the_references_lines(folder, tmp_path, capsys):
     assert f"weights taken from {roberta}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("task", ["lm", "task"])
+def test_a_printed_configuration_is_a_recipe(folder, tmp_path, capsys, task):
+    flags = MASKED if task == "lm" else FINE
+    assert train(folder / task, tmp_path / "out", *flags, "--print-config") == 0
+    printed = capsys.readouterr().out
+    (tmp_path / "recipe.yaml").write_text(printed)
+    assert main(["train", "--config", str(tmp_path / "recipe.yaml"), "--print-config"]) == 0
+    assert capsys.readouterr().out == printed
+
+
 # -- from one to the other
 
 RESET = ("--reset-optimizer", "--reset-dataloader", "--reset-meters")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lamina.config.presets import roberta_base, roberta_large
+from lamina.config.presets import PRESETS, TASK_PRESETS, roberta_base, roberta_large
 from lamina.models.build import build_masked_model
 from lamina.nn.stack import Runs
 from tiny import VOCABULARY_SIZE, pad, tiny_masked_model, tiny_pair
@@ -32,6 +32,14 @@ def test_number_of_parameters(preset, expected):
         model = build_masked_model(config, vocab)
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
     assert model.logits(torch.ones(1, 3, dtype=torch.long, device="meta")).shape == (1, 3, vocab)
+
+
+@pytest.mark.parametrize("arch", TASK_PRESETS["masked_lm"])
+def test_every_preset_builds_and_runs(arch):
+    assert arch in TASK_PRESETS["sentence_prediction"]
+    with torch.device("meta"):
+        model = build_masked_model(PRESETS[arch](), 12)
+    assert model.logits(torch.ones(1, 2, dtype=torch.long, device="meta")).shape == (1, 2, 12)
 
 
 def test_padding_changes_nothing():

@@ -58,22 +58,33 @@ def tiny() -> ModelConfig:
     return _with_stacks(transformer(), num_layers=2, model_dim=128, ffn_dim=256, num_heads=4)
 
 
-def roberta_base() -> ModelConfig:
+def roberta() -> ModelConfig:
     """An encoder alone (Liu et al. 2019, §3.1 and §5; the sizes are BERT base's, Devlin et al. 2019, §3)."""
     stack = StackConfig(num_layers=12, model_dim=768, ffn_dim=3072, num_heads=12, has_learned_positions=True)
     return ModelConfig(encoder=stack, embedding=EmbeddingConfig(is_scaled=False, has_norm=True), activation="gelu",
                        dropout=DropoutConfig(dropout_p=0.1, attention_p=0.1))
 
 
+def roberta_base() -> ModelConfig:
+    return roberta()
+
+
 def roberta_large() -> ModelConfig:
-    config = roberta_base()
-    return replace(config, encoder=replace(config.encoder, num_layers=24, model_dim=1024, ffn_dim=4096, num_heads=16))
+    return _with_encoder(roberta(), num_layers=24, model_dim=1024, ffn_dim=4096, num_heads=16)
+
+
+def xlm() -> ModelConfig:
+    """As the references size it for masked language models."""
+    return _with_encoder(roberta(), num_layers=16, model_dim=1280, ffn_dim=5120, num_heads=16)
+
+
+def _with_encoder(config: ModelConfig, **changes: Any) -> ModelConfig:
+    return replace(config, encoder=replace(config.encoder, **changes))
 
 
 def tiny_masked() -> ModelConfig:
     """Small enough to train on a laptop's processor while one waits."""
-    config = roberta_base()
-    return replace(config, encoder=replace(config.encoder, num_layers=2, model_dim=128, ffn_dim=256, num_heads=4))
+    return _with_encoder(roberta(), num_layers=2, model_dim=128, ffn_dim=256, num_heads=4)
 
 
 def transformer_lm() -> ModelConfig:
@@ -131,7 +142,7 @@ LANGUAGE_MODEL_PRESETS: dict[str, Callable[[], ModelConfig]] = {
                    transformer_lm_gbw, transformer_lm_gpt, tiny_lm)
 }
 MASKED_PRESETS: dict[str, Callable[[], ModelConfig]] = {
-    preset.__name__: preset for preset in (roberta_base, roberta_large, tiny_masked)
+    preset.__name__: preset for preset in (roberta_base, roberta_large, roberta, xlm, tiny_masked)
 }
 
 # What a task takes where nothing is given and the option's own default is another task's.
@@ -166,7 +177,8 @@ def preset_values(arch: str, explicit: dict[str, Any]) -> dict[str, Any]:
         values["max-target-positions"] = explicit["tokens-per-sample"]
     if arch in MASKED_PRESETS:
         # Whichever of the two is given, the other follows.
-        for given, follows in (("tokens-per-sample", "max-positions"), ("max-positions", "tokens-per-sample")):
-            if given in explicit:
-                values[follows] = explicit[given]
+        if "tokens-per-sample" in explicit:
+            values["max-positions"] = explicit["tokens-per-sample"]
+        elif "max-positions" in explicit and explicit.get("task") == "masked_lm":
+            values["tokens-per-sample"] = explicit["max-positions"]
     return values

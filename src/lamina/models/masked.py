@@ -40,7 +40,9 @@ class MaskedModel(nn.Module):
         tokens: (B, T), places: (N,) -> one term of (1, N, D)
         """
         states = self.encode(tokens, runs).final
-        return [Term(self.head(states if places is None else states.flatten(0, 1)[places][None]), 1.0)]
+        if places is not None:
+            states = states.flatten(0, 1).index_select(0, places)[None]
+        return [Term(self.head(states), 1.0)]
 
     @property
     def output_weight(self) -> Tensor:
