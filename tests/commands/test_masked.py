@@ -154,6 +154,7 @@ def test_subwords_of_raw_text(tmp_path, folder):
     ([*MASKED, "--leave-unmasked-prob", "0.6", "--random-token-prob", "0.6"], "together they must not exceed 1"),
     ([*MASKED, "--num-classes", "2"], "--num-classes has no effect with --task masked_lm"),
     ([*MASKED, "--decoder-layers", "3"], "--decoder-layers has no effect with --task masked_lm"),
+    ([*MASKED, "--decoder-layers-to-keep", "0,"], "--decoder-layers-to-keep has no effect with --task masked_lm"),
     ([*MASKED, "--surfacefusion", "att"], "--surfacefusion has no effect with --task masked_lm"),
     ([*MASKED, "--share-decoder-input-output-embed"], "has no effect with --task masked_lm"),
     ([*MASKED, "--eval-bleu"], "--eval-bleu has no effect with --task masked_lm"),
@@ -271,6 +272,23 @@ def test_a_pruned_model_fills_what_the_whole_one_fills_with_layers_skipped(pretr
                        whole.models[0].encode(tokens, Runs(encoder=(False, True))).final)
     with pytest.raises(ConfigError, match=r"masked_lm model .* has no decoder"):
         lamina.load(pretrained, decoder_layers_to_keep=[0])
+
+
+def test_prune_writes_and_searches(pretrained, classifier, folder, tmp_path, capsys):
+    assert main(["prune", str(pretrained), "--encoder-layers-to-keep", "1,", "--output", str(tmp_path / "one.pt")]) == 0
+    small = lamina.load(tmp_path / "one.pt", device="cpu")
+    expected = lamina.load(pretrained, device="cpu", encoder_layers_to_keep=[1])
+    text = "the happy cat <mask> on the mat ."
+    assert small.fill_mask(text) == expected.fill_mask(text)
+    begin = ["--finetune-from-model", tmp_path / "one.pt", "--max-update", "1"]
+    assert train(folder / "task", tmp_path / "fine", *FINE, *begin) == 0
+    assert load_checkpoint(tmp_path / "fine" / "checkpoint_last.pt").config["encoder-layers"] == 1
+    capsys.readouterr()
+    for path, data in ((pretrained, folder / "lm"), (classifier, folder / "task")):
+        assert main(["prune", str(path), str(data), "--search", "--encoder-layers", "1", "--metric", "loss", "--cpu",
+                     "--output", str(tmp_path / f"{data.name}.pt")]) == 0
+        assert "<- kept" in capsys.readouterr().out
+        assert lamina.load(tmp_path / f"{data.name}.pt", device="cpu").fill_mask(text)
 
 
 def test_a_dictionary_of_other_data(pretrained, folder, tmp_path, capsys):

@@ -59,7 +59,7 @@ def open_meter(checkpoint: Checkpoint, folder: str, config: LayerMetricConfig, p
 
 def open_measurements(output: Path, checkpoint_path: Path, folder: str, config: LayerMetricConfig) -> Measurements:
     """What was measured on these very weights and data, in a file beside the output."""
-    files = sorted(path for path in Path(folder.split(":")[0]).glob(f"{config.subset}.*") if path.is_file())
+    files = sorted(path for path in Path(folder.split(":")[0]).rglob(f"{config.subset}.*") if path.is_file())
     about: dict[str, Any] = {"checkpoint": file_digest([checkpoint_path]), "data": file_digest(files),
                              "split": config.subset, "metric": config.metric}
     if config.metric == "bleu":

@@ -19,9 +19,9 @@ class KeepConfig:
     """Pruning: a model that was trained with LayerDrop works with fewer layers too."""
 
     encoder: str | None = flag(None, _HELP.format("encoder"), name="encoder-layers-to-keep", metavar="LAYERS",
-                               paper="Fan et al. 2020 §3.2")
+                               paper="Fan et al. 2020 §3.2", tasks=("translation", "masked_lm", "sentence_prediction"))
     decoder: str | None = flag(None, _HELP.format("decoder"), name="decoder-layers-to-keep", metavar="LAYERS",
-                               paper="Fan et al. 2020 §3.2")
+                               paper="Fan et al. 2020 §3.2", tasks=("translation", "language_modeling"))
 
     def __post_init__(self) -> None:
         for side in SIDES:
