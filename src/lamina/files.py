@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lamina.errors import DataError
@@ -22,4 +22,5 @@ def whole_file(path: Path) -> Iterator[Path]:
         raise DataError(f"{path} could not be written: {error.strerror or error}. Free some space or write it "
                         "elsewhere.") from None
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)

@@ -160,3 +160,21 @@ def test_a_model_trained_without_layerdrop_is_warned_of(trained, tmp_path, capsy
     captured, _ = hypotheses(capsys, data, "--path", tmp_path / "checkpoint_last.pt", "--decoder-layers-to-keep", "2")
     assert "was trained without --decoder-layerdrop" in captured.err
     assert "encoder-layerdrop" not in captured.err
+
+
+def test_the_reference_lines_run_as_they_are(trained, tmp_path, capsys):
+    """Sixteen layers a stack, trained with LayerDrop, then cut to half: trained on, and translating."""
+    data, _ = trained
+    tiny = [*DEEP, "--encoder-layers", "16", "--decoder-layers", "16", "--encoder-embed-dim", "8", "--encoder-ffn-embed-dim",
+            "8"]
+    keep = "--encoder-layers-to-keep 0,2,4,6,8,10,12,14 --decoder-layers-to-keep 0,2,4,6,8,10,12,14".split()
+    assert main(["train", data, *tiny, *"--encoder-layerdrop 0.2 --decoder-layerdrop 0.2".split(), "--max-update", "2",
+                 "--save-dir", str(tmp_path / "full")]) == 0
+    full = str(tmp_path / "full" / "checkpoint_last.pt")
+    capsys.readouterr()
+    assert main(["train", data, *tiny, *keep, "--restore-file", full, "--max-update", "4", "--save-dir",
+                 str(tmp_path / "half")]) == 0
+    assert LINE in capsys.readouterr().out.splitlines()
+    assert depths(tmp_path / "half" / "checkpoint_last.pt") == (8, 8)
+    captured, _ = hypotheses(capsys, data, "--path", full, *keep)
+    assert captured.out.startswith(f"{LINE}\n| num. model params: ")

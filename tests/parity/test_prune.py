@@ -1,10 +1,15 @@
 """Pruned as the reference prunes: the same log-probabilities, parameters and numbering."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from golden_files import read_json, read_model, read_tensors
+from lamina.checkpoint.prune import Keep, prune
+from lamina.config.presets import PRESETS, TASK_PRESETS
 from lamina.interop.fairseq import model_from_fairseq
+from lamina.models.build import BUILDERS
 
 
 def pruned_model(fixture, encoder, decoder, weights=None):
@@ -52,3 +57,37 @@ def test_weights_that_were_pruned_before_are_taken_as_they_are():
         elif int(words[1]) in kept[side]:
             weights[".".join([side, "layers", str(kept[side][int(words[1])]), *words[2:]])] = tensor
     assert_equal(pruned_model("prune_enc_dec", "0,2,4", "1,3,5", weights), "pruned")
+
+
+EVERY_OTHER = tuple(range(0, 16, 2))
+HALF = Keep((0, 2, 4), (0, 2, 4))
+COUNTS = [
+    ("transformer_wmt_en_de vocab32768 shared", "transformer_wmt_en_de", 32768, HALF, "keep 0,2,4"),
+    ("transformer_wmt_en_de_big vocab32768 shared", "transformer_wmt_en_de_big", 32768, HALF, "keep 0,2,4"),
+    ("transformer_iwslt_de_en vocab10152 shared", "transformer_iwslt_de_en", 10152, HALF, "keep 0,2,4"),
+    ("roberta_base vocab50265", "roberta_base", 50265, Keep(EVERY_OTHER[:6], None), "keep 6 of 12"),
+    ("transformer_lm_wiki103 vocab267744", "transformer_lm_wiki103", 267744, Keep(None, EVERY_OTHER), "keep 8 of 16"),
+]
+
+
+@pytest.mark.parametrize(("name", "arch", "vocab_size", "keep", "what"), COUNTS, ids=[row[0] for row in COUNTS])
+def test_number_of_parameters(name, arch, vocab_size, keep, what):
+    """246,933,504 and 146,163,712 for the language model of WikiText-103, whole and at half its depth."""
+    counts, config = read_json("param_counts", "param_counts.json"), PRESETS[arch]()
+    if name.endswith(" shared"):
+        config = replace(config, embedding=replace(config.embedding, share_all=True))
+    task = next(task for task, presets in TASK_PRESETS.items() if PRESETS[arch] in presets or arch in presets)
+    sizes = (vocab_size, vocab_size) if task == "translation" else (vocab_size,)
+
+    def build(config):
+        return BUILDERS[task](config, sizes)
+
+    with torch.device("meta"):
+        whole = build(config)
+        small, weights = prune(config, dict(whole.named_parameters()), keep)
+        built = build(small)
+    full = f"{name} 16 layers" if "wiki103" in name else name
+    assert sum(weight.numel() for weight in whole.parameters()) == counts[full]["total"]
+    assert sum(weight.numel() for weight in weights.values()) == counts[f"{name} {what}"]["total"]
+    assert {name: weight.shape for name, weight in built.named_parameters()} == {
+        name: weight.shape for name, weight in weights.items()}
