@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lamina.api import Score, Translation, Translator, load
+    from lamina.api_lm import LanguageModel
     from lamina.api_masked import Filling, MaskedLanguageModel, Prediction
 
 __version__ = "0.1.0"
-__all__ = ["Filling", "MaskedLanguageModel", "Prediction", "Score", "Translation", "Translator", "__version__", "load"]
+__all__ = ["Filling", "LanguageModel", "MaskedLanguageModel", "Prediction", "Score", "Translation", "Translator",
+           "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
+from lamina.api_lm import LanguageModel
 from lamina.api_masked import MaskedLanguageModel
+from lamina.api_parts import Score, TooLong, Translation, fitted, only_one, silent, warn_in_python
 from lamina.checkpoint.loading import load_for_use
 from lamina.config.decode import SearchConfig
-from lamina.config.fields import build
-from lamina.data.batching import pad_rows
 from lamina.decode.alignment import alignment_of
 from lamina.decode.beam import Search
-from lamina.decode.rows import length_batches, search_rows
-from lamina.decode.scoring import pad_targets, token_log_probs
+from lamina.decode.rows import search_rows
+from lamina.decode.scoring import score_rows
 from lamina.decode.trace import Hypothesis
 from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.models.encoder_decoder import EncoderDecoder
@@ -28,39 +26,7 @@ from lamina.text.pieces import join_pieces
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import EOS, PAD, UNK, Vocabulary
 
-TooLong = Literal["truncate", "skip"]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-@dataclass
-class Translation:
-    """One translation of a sentence."""
-
-    text: str
-    score: float  # by which translations of a sentence are compared: mean log-probability unless options say otherwise
-    tokens: list[str]  # pieces, without </s>
-    token_scores: list[float]  # natural logarithms, </s> last
-    ids: list[int]  # </s> last
-    alignment: list[tuple[int, int]] | None = None  # (source piece, target piece), where it was asked for
-    alternatives: list[Translation] = field(default_factory=list)  # the rest of the n best
-    is_skipped: bool = False  # the source was too long, and nothing was translated
-
-
-@dataclass
-class Score:
-    """How likely a model finds a given translation."""
-
-    ids: list[int]  # </s> last
-    tokens: list[str]
-    token_scores: list[float]  # natural logarithms
-
-    @property
-    def total(self) -> float:
-        return sum(self.token_scores)
-
-    @property
-    def mean(self) -> float:
-        return self.total / len(self.token_scores)
 
 
 def load(path: str | Path | Sequence[str | Path], device: torch.device | str | None = None,
@@ -73,7 +39,7 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
     `encoder_layers_to_keep` and `decoder_layers_to_keep` prune every model: a list of layers, a number of them, or text as for
     the flags. `overrides` replaces settings of the stored models, by flag, and may hold these two; `notice` hears of those that
     models do not have and of doubtful pruning, and `say` the line about pruning that scripts read.
-    The task of the checkpoint decides what comes back: a Translator, or a MaskedLanguageModel.
+    The task of the checkpoint decides what comes back: a Translator, a LanguageModel or a MaskedLanguageModel.
     """
     paths = [Path(name) for name in (path.split(":") if isinstance(path, str) else [path] if isinstance(path, Path) else path)]
     if not paths:
@@ -85,7 +51,7 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
                  **(overrides or {})}
     for number, place in enumerate(paths):
         # One at a time: what a checkpoint holds for training may be three times the model.
-        checkpoint = load_for_use(place, overrides, notice=notice or _warn, say=say or _silent)
+        checkpoint = load_for_use(place, overrides, notice=notice or warn_in_python, say=say or silent)
         if number == 0:
             task, vocabularies, subwords = checkpoint.task, checkpoint.vocabularies(), checkpoint.subword_models()
             languages = checkpoint.languages
@@ -136,15 +102,15 @@ class Translator:
         """
         if isinstance(sentences, str):
             raise ConfigError("translate() takes a list of sentences, not one string. Write translate([sentence]).")
-        searcher = Search(self.models, _only_one(search, beam=beam, **options))
-        warn = warn or _warn
+        searcher = Search(self.models, only_one(search, beam=beam, **options))
+        warn = warn or warn_in_python
         lines = list(sentences)
         results = [Translation("", 0.0, [], [], []) for _ in lines]
         rows: list[np.ndarray] = []
         places: list[int] = []
         phrases = None if constraints is None else self._phrases(constraints, len(lines), first_number)
         for place, line in enumerate(lines):
-            ids = _fitted(self.encode_source(line), self.max_source_positions, first_number + place, too_long, warn)
+            ids = fitted(self.encode_source(line), self.max_source_positions, first_number + place, too_long, warn)
             if ids is None:
                 results[place].is_skipped = True
             elif len(ids) > 1 or (phrases is not None and phrases[place]):
@@ -182,20 +148,14 @@ class Translator:
         places: list[int] = []
         results: list[Score] = [Score([EOS], ["</s>"], [-np.inf]) for _ in sides]
         for number, pair in enumerate(sides):
-            source, target = (_fitted(ids, limit, number, too_long, warn or _warn)
+            source, target = (fitted(ids, limit, number, too_long, warn or warn_in_python)
                               for ids, limit in zip(pair, limits, strict=True))
             if source is not None and target is not None:
                 rows.append((source, target))
                 places.append(number)
-        longer = [max(pair, key=len) for pair in rows]
-        for indices in length_batches(longer, max_tokens, batch_size):
-            source_ids = torch.from_numpy(pad_rows([rows[index][0] for index in indices])).to(self.device)
-            target_in, target_out = pad_targets([rows[index][1].tolist() for index in indices], self.device)
-            scored = token_log_probs(self.models, source_ids, target_in, target_out).tolist()
-            for index, own in zip(indices, scored, strict=True):
-                ids = rows[index][1].tolist()
-                tokens = [self.vocabularies[1].symbols[token] for token in ids]
-                results[places[index]] = Score(ids, tokens, own[: len(ids)])
+        for index, own in score_rows(self.models, rows, device=self.device, max_tokens=max_tokens, batch_size=batch_size):
+            ids = rows[index][1].tolist()
+            results[places[index]] = Score(ids, [self.vocabularies[1].symbols[token] for token in ids], own)
         return results
 
     def encode_source(self, line: str) -> np.ndarray:
@@ -251,37 +211,5 @@ class Translator:
 
 
 # What `load` returns, by the task of the checkpoint.
-APIS: dict[str, type] = {"translation": Translator, "masked_lm": MaskedLanguageModel,
+APIS: dict[str, type] = {"translation": Translator, "language_modeling": LanguageModel, "masked_lm": MaskedLanguageModel,
                          "sentence_prediction": MaskedLanguageModel}
-
-
-def search_config(**options: Any) -> SearchConfig:
-    """SearchConfig from its fields' names or from flags (`lenpen`, `max_len_a`); None means the default."""
-    flags = {item.name: item.metadata["info"].name or item.name.replace("_", "-") for item in fields(SearchConfig)}
-    values = {flags.get(name, name.replace("_", "-")): value for name, value in options.items() if value is not None}
-    return build(SearchConfig, values, explicit=values)
-
-
-def _only_one(search: SearchConfig | None, **options: Any) -> SearchConfig:
-    given = [name for name, value in options.items() if value is not None]
-    if search is not None and given:
-        raise ConfigError(f"{given[0]} and search were both given. Put {given[0]} into the SearchConfig, or leave search out.")
-    return search or search_config(**options)
-
-
-def _fitted(ids: np.ndarray, limit: int, number: int, too_long: TooLong, warn: Callable[[str], object]) -> np.ndarray | None:
-    if too_long not in ("truncate", "skip"):
-        raise ConfigError(f"too_long is {too_long!r}; it must be truncate or skip.")
-    if len(ids) <= limit:
-        return ids
-    what = "skipped" if too_long == "skip" else f"cut to {limit}"
-    warn(f"line {number + 1} has {len(ids)} tokens, more than the {limit} positions of the model; it was {what}.")
-    return None if too_long == "skip" else np.append(ids[: limit - 1], EOS)
-
-
-def _silent(message: str) -> None:
-    """A script that prunes knows that it does."""
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=4)

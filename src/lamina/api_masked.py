@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.data.batching import pad_rows
+from lamina.data.batching import length_batches, pad_rows
 from lamina.data.sentences import Frame
-from lamina.decode.rows import length_batches
 from lamina.errors import ConfigError, DataError
 from lamina.models.masked import MaskedModel
 from lamina.text.subword import JOINER, WORD_START, Subword

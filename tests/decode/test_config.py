@@ -2,7 +2,7 @@
 
 import pytest
 
-from lamina.api import search_config
+from lamina.api_parts import search_config
 from lamina.config.decode import SearchConfig
 from lamina.config.fields import flatten
 from lamina.errors import ConfigError

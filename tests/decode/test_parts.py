@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from lamina.config.decode import SearchConfig
+from lamina.data.batching import length_batches
 from lamina.decode.alignment import alignment_of, cross_attention
 from lamina.decode.beam import Search
 from lamina.decode.candidates import first_scores, most_likely, most_likely_by_group
-from lamina.decode.rows import length_batches, search_rows
+from lamina.decode.rows import search_rows
 from lamina.decode.rules import Rules, forbid_repetition_, length_limits
 from lamina.decode.sampling import draw, uniforms_for
 from lamina.decode.scoring import pad_targets, token_log_probs
@@ -166,7 +167,7 @@ def test_scores_of_given_translations_in_chunks(monkeypatch):
     target_in, target_out = pad_targets([[5, 6, 7, 2], [8, 2]], CPU)
     assert target_in.tolist() == [[2, 5, 6, 7], [2, 8, 1, 1]]
     monkeypatch.setattr("lamina.decode.scoring.CHUNK_SIZE", 100)
-    found = token_log_probs(models, source, target_in, target_out)
+    found = token_log_probs(models, (source, target_in), target_out)
     mean = sum(model.log_probs(source, target_in).exp() for model in models) / 2
     torch.testing.assert_close(found, mean.log().gather(2, target_out[:, :, None])[:, :, 0], rtol=1e-4, atol=1e-5)
 

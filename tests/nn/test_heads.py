@@ -88,7 +88,7 @@ def test_pooling_passes_over_symbols_and_padding():
 
 def test_scores_of_given_translations_are_true_log_probabilities():
     model, (source, target) = tiny_model(surface=AttendedFusion(mode=HardFusion(gate=0.8))), tiny_pair()
-    every = torch.stack([token_log_probs([model], source, target, torch.full_like(target, token))
+    every = torch.stack([token_log_probs([model], (source, target), torch.full_like(target, token))
                          for token in range(VOCABULARY_SIZE)])
     torch.testing.assert_close(every.exp().sum(dim=0), torch.ones(target.shape))
     terms = model(source, target)

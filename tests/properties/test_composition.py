@@ -78,7 +78,7 @@ def test_beams_ensembles_and_given_scores(fusion):
             assert len(found) == 3
             assert found[0].score >= found[1].score >= found[2].score
     # Two of a kind say what one says.
-    single, double = (token_log_probs(models, source, target, target) for models in ([one], [one, one]))
+    single, double = (token_log_probs(models, (source, target), target) for models in ([one], [one, one]))
     torch.testing.assert_close(single, double)
     assert (single <= 0).all()
 

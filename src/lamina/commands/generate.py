@@ -17,12 +17,11 @@ from lamina import console
 from lamina.api import Translator, load
 from lamina.config.analyze import AnalyzedData
 from lamina.config.generate import GenerateConfig, GenerateData, ModelFiles
-from lamina.data.batching import pad_rows
 from lamina.data.corpus import Example, Languages, ParallelCorpus, load_dictionaries, open_corpus
 from lamina.decode.beam import Search
 from lamina.decode.lines import Describer
-from lamina.decode.rows import length_batches, search_rows
-from lamina.decode.scoring import pad_targets, token_log_probs
+from lamina.decode.rows import search_rows
+from lamina.decode.scoring import score_rows
 from lamina.decode.trace import Hypothesis
 from lamina.errors import CheckpointError, DataError
 from lamina.metrics.bleu import Bleu
@@ -119,12 +118,12 @@ def _searched(config: GenerateConfig, translator: Translator, examples: list[Exa
         limits["max_tokens"] = DEFAULT_MAX_TOKENS
     with console.progress("translating", len(examples)) as advance:
         if config.score_reference:
-            longer = [max(example, key=len) for example in examples]
-            for indices in length_batches(longer, **limits):
-                for index, scored in zip(indices, _reference_scores(translator, [examples[index] for index in indices]),
-                                         strict=True):
-                    yield index, numbers[index], examples[index], [scored]
-                advance(len(indices))
+            rows = [(example.source, example.target) for example in examples]
+            for index, own in score_rows(translator.models, rows, device=translator.device, max_tokens=limits["max_tokens"],
+                                         batch_size=limits["batch_size"]):
+                ids = examples[index].target.tolist()
+                yield index, numbers[index], examples[index], [Hypothesis(ids, sum(own) / len(ids), own)]
+                advance(1)
             return
         search = Search(translator.models, config.search)
         prefixes = [example.target[: config.prefix_size] for example in examples] if config.prefix_size else None
@@ -133,13 +132,6 @@ def _searched(config: GenerateConfig, translator: Translator, examples: list[Exa
                                  max_tokens=limits["max_tokens"], batch_size=limits["batch_size"]):
             yield found.index, numbers[found.index], examples[found.index], found.hypotheses
             advance(1)
-
-
-def _reference_scores(translator: Translator, examples: list[Example]) -> list[Hypothesis]:
-    source = torch.from_numpy(pad_rows([example.source for example in examples])).to(translator.device)
-    targets = [example.target.tolist() for example in examples]
-    scores = token_log_probs(translator.models, source, *pad_targets(targets, translator.device)).tolist()
-    return [Hypothesis(ids, sum(row[: len(ids)]) / len(ids), row[: len(ids)]) for ids, row in zip(targets, scores, strict=True)]
 
 
 def _in_order(results: Iterator[tuple[int, int, Example, list[Hypothesis]]]) -> Iterator[tuple[int, Example, list[Hypothesis]]]:

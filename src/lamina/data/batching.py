@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from lamina.data.corpus import Example
 
 
+# Of rows to decode or to score, where no limit is given.
+DEFAULT_BATCH_SIZE = 64
+
+
 class AnyBatch(Protocol):
     """What training asks of a batch, whatever the task: the model is called as model(*batch.inputs, runs=...)."""
 
@@ -159,3 +163,15 @@ def length_order(sizes: Sequence[np.ndarray], generator: np.random.Generator | N
     count = len(sizes[0])
     ties = generator.permutation(count) if generator is not None else np.arange(count)
     return np.lexsort((ties, *reversed(sizes)))
+
+
+def length_batches(rows: Sequence[np.ndarray], max_tokens: int | None, batch_size: int | None) -> list[list[int]]:
+    """Indices of the rows in batches, the longest first: what does not fit into memory shows at once."""
+    if not rows:
+        return []
+    if max_tokens is None and batch_size is None:
+        batch_size = DEFAULT_BATCH_SIZE
+    lengths = np.array([len(row) for row in rows])
+    # A row longer than the limit is a batch by itself.
+    limit = None if max_tokens is None else max(max_tokens, int(lengths.max()))
+    return batch_by_size(np.argsort(-lengths, kind="stable").tolist(), lengths, max_tokens=limit, max_sentences=batch_size)

@@ -1,4 +1,4 @@
-"""Search for the best translations of a batch, as fairseq 0.9 does it.
+"""Search for the best translations of a batch, or continuations of prompts, as fairseq 0.9 does it.
 
 A step considers twice as many candidates as there are beams. One that ends counts if it is among the first K; the others go
 on. A sentence is finished when K hypotheses have ended, or at its longest length. Sentences do not see each other: unless
@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from lamina.decode.constraints import Constraints
 from lamina.decode.rules import Rules
 from lamina.decode.sampling import uniforms_for
 from lamina.decode.trace import Hypothesis, Trace
+from lamina.models.decoder_only import DecoderOnly, TextState
 from lamina.models.encoder_decoder import DecoderState, EncoderDecoder
 from lamina.nn.stack import ALL_RUN, Runs
 from lamina.text.vocabulary import EOS, PAD
@@ -34,10 +36,11 @@ LEAVING_SHARE = 1 / 8
 class Search:
     """Beam search, its diverse form or sampling with one model, or with the mean of several models' probabilities."""
 
-    def __init__(self, models: Sequence[EncoderDecoder], config: SearchConfig, runs: Runs = ALL_RUN) -> None:
+    def __init__(self, models: Sequence[EncoderDecoder] | Sequence[DecoderOnly], config: SearchConfig,
+                 runs: Runs = ALL_RUN) -> None:
         """`runs` leaves out layers of the models."""
         assert models, "a search needs a model"
-        self.models = list(models)
+        self.models: list[Any] = list(models)
         self.config = config
         self.runs = runs
         self.strategy = strategy_of(config)
@@ -48,7 +51,8 @@ class Search:
             with_attention: bool = False) -> list[list[Hypothesis]]:
         """The n best hypotheses of each row, the best first.
 
-        source: (B, S), padded left or right; prefix: (B, P), target tokens to begin with, padded right. `seeds` has a
+        source: (B, S), padded left or right; prefix: (B, P), target tokens to begin with, padded right. A language model reads
+        the prefix alone, and lengths are then those of what comes after it; of its source only the size counts. `seeds` has a
         sequence of numbers for each sentence, from which sampling draws; without it, the row's place in the batch.
         `constraints` has a list of phrases, as ids, for each sentence: every hypothesis contains them, in this order unless
         the configuration says otherwise. A longest length that is too short for them gives way.
@@ -61,7 +65,8 @@ class Search:
             assert len(constraints) == len(source), "a list of phrases for each sentence"
             order = replace(config, constraint_order=config.constraint_order or "ordered").constraint_order
             wanted = Constraints(constraints, num_beams=config.beam, is_ordered=order == "ordered", prefix=prefix)
-        rules = Rules(config, lengths, min(model.max_target_positions for model in self.models), prefix, device, wanted)
+        rules = Rules(config, lengths, min(model.max_target_positions for model in self.models), prefix, device, wanted,
+                      is_continued=isinstance(self.models[0], DecoderOnly))
         trace = Trace(rules.last_limit + 1, len(source), config.beam, device)
         uniforms = None
         if config.sampling:
@@ -119,7 +124,7 @@ class Search:
                 rows, tokens, scores, num_ended, is_done, past = (
                     part.index_select(0, kept) for part in (rows, tokens, scores, num_ended, is_done, past))
 
-    def _log_probs(self, tokens: Tensor, states: Sequence[DecoderState]) -> Tensor:
+    def _log_probs(self, tokens: Tensor, states: Sequence[DecoderState] | Sequence[TextState]) -> Tensor:
         """Of each beam's next token: the logarithm of the models' mean probability. (B, K, V)"""
         total = None
         for model, state in zip(self.models, states, strict=True):

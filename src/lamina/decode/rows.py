@@ -10,11 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lamina.data.batching import batch_by_size, pad_rows
+from lamina.data.batching import length_batches, pad_rows
 from lamina.decode.beam import Search
 from lamina.decode.trace import Hypothesis
-
-DEFAULT_BATCH_SIZE = 64
 
 
 @dataclass(frozen=True)
@@ -47,15 +45,3 @@ def search_rows(search: Search, rows: Sequence[np.ndarray], *, device: torch.dev
                 if hypothesis.attention is not None:
                     hypothesis.attention = hypothesis.attention[:, : len(rows[index])]
             yield Found(index, hypotheses)
-
-
-def length_batches(rows: Sequence[np.ndarray], max_tokens: int | None, batch_size: int | None) -> list[list[int]]:
-    """Indices of the rows in batches, the longest first: what does not fit into memory shows at once."""
-    if not rows:
-        return []
-    if max_tokens is None and batch_size is None:
-        batch_size = DEFAULT_BATCH_SIZE
-    lengths = np.array([len(row) for row in rows])
-    # A row longer than the limit is a batch by itself.
-    limit = None if max_tokens is None else max(max_tokens, int(lengths.max()))
-    return batch_by_size(np.argsort(-lengths, kind="stable").tolist(), lengths, max_tokens=limit, max_sentences=batch_size)

@@ -16,15 +16,20 @@ class Rules:
     """Penalties and prohibitions of one search; the longest source decides nothing but its own sentence."""
 
     def __init__(self, config: SearchConfig, source_lengths: list[int], max_positions: int, prefix: Tensor | None,
-                 device: torch.device, constraints: Constraints | None = None) -> None:
+                 device: torch.device, constraints: Constraints | None = None, *, is_continued: bool = False) -> None:
+        """`is_continued`: the prefix is a prompt, and lengths are those of what comes after it."""
         self.config = config
         self.constraints = constraints
         # A token fed is a position used, and </s> in front is the first.
-        own = [min(limit, max_positions - 1) for limit in length_limits(config, source_lengths)]
+        given = prefix.ne(PAD).sum(dim=1).tolist() if prefix is not None and is_continued else [0] * len(source_lengths)
+        own = [min(limit + before, max_positions - 1)
+               for limit, before in zip(length_limits(config, source_lengths), given, strict=True)]
         if constraints is not None:
             constraints.fit_(own, max_positions - 1)
         self.first_limit, self.last_limit = min(own), max(own)
         self.limits = torch.tensor(own, device=device)  # (B,)
+        self.first_ends = torch.tensor(given, device=device) + config.min_length  # (B,)
+        self.last_first_end = max(given) + config.min_length
         self.prefix = prefix  # (B, P), padded where a sentence has no more
         self.num_prefix = 0 if prefix is None else prefix.size(1)
 
@@ -40,8 +45,8 @@ class Rules:
             forbid_repetition_(log_probs, tokens, self.config.no_repeat_ngram, self.constraints)
         if self.constraints is not None:
             self.constraints.restrict_(log_probs, step)
-        if step < self.config.min_length:
-            log_probs[:, :, EOS] = -torch.inf
+        if step < self.last_first_end:
+            log_probs[:, :, EOS] = log_probs[:, :, EOS].masked_fill((step < self.first_ends)[:, None], -torch.inf)
         if forced is not None and forced_scores is not None:
             is_forced = forced.ne(PAD)[:, None, None]
             log_probs.masked_fill_(is_forced, -torch.inf)
@@ -58,6 +63,7 @@ class Rules:
 
     def select_(self, rows: Tensor) -> None:
         self.limits = self.limits.index_select(0, rows)
+        self.first_ends = self.first_ends.index_select(0, rows)
         if self.prefix is not None:
             self.prefix = self.prefix.index_select(0, rows)
 

@@ -96,6 +96,11 @@ class AdaptiveHead(nn.Module):
     def num_frequent(self) -> int:
         return len(self.table.weight)
 
+    @property
+    def widest(self) -> int:
+        """Entries of the largest of its softmaxes."""
+        return max(self.num_frequent + len(self.tails), *(len(tail.table.weight) for tail in self.tails))
+
     def first_weight(self) -> Tensor:
         """What the first softmax looks at: frequent words, then the bands."""
         return torch.cat([self.table.weight, self.clusters.weight])

@@ -1,0 +1,80 @@
+"""What the interfaces to models have in common: results, and how options are read."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+import numpy as np
+
+from lamina.config.decode import SearchConfig
+from lamina.config.fields import build
+from lamina.errors import ConfigError
+from lamina.text.vocabulary import EOS
+
+TooLong = Literal["truncate", "skip"]
+
+
+@dataclass
+class Translation:
+    """One translation of a sentence."""
+
+    text: str
+    score: float  # by which translations of a sentence are compared: mean log-probability unless options say otherwise
+    tokens: list[str]  # pieces, without </s>
+    token_scores: list[float]  # natural logarithms, </s> last
+    ids: list[int]  # </s> last
+    alignment: list[tuple[int, int]] | None = None  # (source piece, target piece), where it was asked for
+    alternatives: list[Translation] = field(default_factory=list)  # the rest of the n best
+    is_skipped: bool = False  # the source was too long, and nothing was translated
+
+
+@dataclass
+class Score:
+    """How likely a model finds a given translation."""
+
+    ids: list[int]  # </s> last
+    tokens: list[str]
+    token_scores: list[float]  # natural logarithms
+
+    @property
+    def total(self) -> float:
+        return sum(self.token_scores)
+
+    @property
+    def mean(self) -> float:
+        return self.total / len(self.token_scores)
+
+
+def search_config(**options: Any) -> SearchConfig:
+    """SearchConfig from its fields' names or from flags (`lenpen`, `max_len_a`); None means the default."""
+    flags = {item.name: item.metadata["info"].name or item.name.replace("_", "-") for item in fields(SearchConfig)}
+    values = {flags.get(name, name.replace("_", "-")): value for name, value in options.items() if value is not None}
+    return build(SearchConfig, values, explicit=values)
+
+
+def only_one(search: SearchConfig | None, **options: Any) -> SearchConfig:
+    given = [name for name, value in options.items() if value is not None]
+    if search is not None and given:
+        raise ConfigError(f"{given[0]} and search were both given. Put {given[0]} into the SearchConfig, or leave search out.")
+    return search or search_config(**options)
+
+
+def fitted(ids: np.ndarray, limit: int, number: int, too_long: TooLong, warn: Callable[[str], object]) -> np.ndarray | None:
+    if too_long not in ("truncate", "skip"):
+        raise ConfigError(f"too_long is {too_long!r}; it must be truncate or skip.")
+    if len(ids) <= limit:
+        return ids
+    what = "skipped" if too_long == "skip" else f"cut to {limit}"
+    warn(f"line {number + 1} has {len(ids)} tokens, more than the {limit} positions of the model; it was {what}.")
+    return None if too_long == "skip" else np.append(ids[: limit - 1], EOS)
+
+
+def silent(message: str) -> None:
+    """A script that prunes knows that it does."""
+
+
+def warn_in_python(message: str) -> None:
+    warnings.warn(message, stacklevel=4)
