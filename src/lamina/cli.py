@@ -38,6 +38,8 @@ COMMANDS = {
                            "translate lines as they come, from a person, a pipe or a file"),
     "rescore": Command("lamina.config.generate:RescoreConfig", "lamina.commands.rescore:run",
                        "say how likely a model finds given translations"),
+    "eval-lm": Command("lamina.config.eval_lm:EvalLmConfig", "lamina.commands.eval_lm:run",
+                       "measure the perplexity of a language model on a data folder"),
     "analyze fusion": Command("lamina.config.analyze:AnalyzeFusionConfig", "lamina.commands.analyze:run_fusion",
                               "show what a model's decoder and softmax read of its encoder, as figures on a page"),
     "demo": Command("lamina.config.demo:DemoConfig", "lamina.commands.demo:run",

@@ -179,7 +179,7 @@ def test_a_text_that_holds_the_mask(folder, tmp_path, capsys):
 def test_commands_for_translation_say_what_the_model_is(pretrained, capsys):
     for command in (["interactive"], ["generate", str(pretrained.parent)]):
         assert main([*command, "--path", str(pretrained)]) == 2
-        assert "is no translation model" in error_of(capsys)
+        assert "is a masked language model" in error_of(capsys)
 
 
 def test_averages_and_half_precision(pretrained, folder, tmp_path, capsys):

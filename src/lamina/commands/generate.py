@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -59,23 +59,36 @@ def run(config: GenerateConfig) -> None:
                 output.write(line + "\n")
 
 
-def load_translator(files: ModelFiles, say: Callable[[str], object] = console.notice) -> Translator:
-    """The models that the flags name. `say` prints what scripts look for when layers are left out."""
+# What a checkpoint of another kind is for.
+USES = {"Translator": "translates: use `lamina generate`, `interactive` or `rescore`",
+        "LanguageModel": "is a language model: `lamina eval-lm` measures it on a data folder, `lamina interactive` continues "
+                         "prompts",
+        "MaskedLanguageModel": "is a masked language model: it fills gaps or classifies, which is done from Python, by "
+                               "fill_mask() and predict() of lamina.load(FILE)"}
+
+
+def load_model(files: ModelFiles, *kinds: type[Any], say: Callable[[str], object] = console.notice,
+               says_size: bool = False) -> Any:
+    """The models that the flags name, of one of these kinds. `say` prints what scripts look for when layers are left out."""
     device = "cuda" if torch.cuda.is_available() and not files.cpu else "cpu"
     dtype = "bf16" if files.bf16 else "fp16" if files.fp16 else "fp32"
     if files.fp16 and device == "cpu":
         console.notice("--fp16 has no effect without a GPU: computing in float32")
         dtype = "fp32"
     said: list[str] = []
-    translator = load(files.paths, device=device, dtype=dtype, overrides=files.override_values(), notice=console.notice,
-                      say=said.append)
-    if not isinstance(translator, Translator):
-        raise CheckpointError(f"{files.paths[0]} is no translation model: it fills gaps or classifies, which is done from "
-                              "Python, by fill_mask() and predict() of lamina.load(FILE).")
+    model = load(files.paths, device=device, dtype=dtype, overrides=files.override_values(), notice=console.notice,
+                 say=said.append)
+    if not isinstance(model, kinds):
+        raise CheckpointError(f"{files.paths[0]} {USES[type(model).__name__]}.")
     if said:
-        say(said[0])
-        say(f"num. model params: {sum(parameter.numel() for parameter in translator.models[0].parameters())}")
-    return translator
+        say(said[0])  # one line for all models of an ensemble
+    if said or says_size:
+        say(f"num. model params: {sum(parameter.numel() for parameter in model.models[0].parameters())}")
+    return model
+
+
+def load_translator(files: ModelFiles, say: Callable[[str], object] = console.notice) -> Translator:
+    return load_model(files, Translator, say=say)
 
 
 def open_split(data: GenerateData | AnalyzedData, translator: Translator, path: str,

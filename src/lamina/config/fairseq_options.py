@@ -33,6 +33,14 @@ _DECODING = tuple("""
     moses-source-lang moses-target-lang moses-no-dash-splits moses-no-escape sentencepiece-vocab bpe-separator
     """.split())
 
+# Of those, what only a search reads.
+_SEARCH = tuple("""
+    beam nbest max-len-a max-len-b min-len match-source-len no-early-stop unnormalized no-beamable-mm lenpen unkpen
+    replace-unk sacrebleu score-reference prefix-size no-repeat-ngram-size sampling sampling-topk sampling-topp
+    temperature diverse-beam-groups diverse-beam-strength print-alignment print-step iter-decode-eos-penalty
+    iter-decode-max-iter iter-decode-force-max-iter retain-iter-history decoding-format
+    """.split())
+
 # Every option of fairseq 0.9.0's commands for translation, language modelling, masked language modelling and sentence
 # prediction, without the dashes in front.
 FAIRSEQ_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -82,6 +90,9 @@ FAIRSEQ_OPTIONS: dict[str, tuple[str, ...]] = {
     "average": ("inputs", "output", "num-epoch-checkpoints", "num-update-checkpoints", "checkpoint-upper-bound"),
     "generate": _DECODING,
     "interactive": (*_DECODING, "buffer-size", "input"),
+    # eval_lm.py there
+    "eval-lm": (*(name for name in _DECODING if name not in _SEARCH), "output-word-probs", "output-word-stats",
+                "context-window", "softmax-batch"),
 }
 
 
@@ -105,7 +116,6 @@ def _retire(commands: str, reason: str, *, flags: str = "", values: str = "", is
 
 _ONE_PROCESS = "this release trains in one process; raise --update-freq to keep the effective batch"
 _IN_DATA = "how text is cut into subwords is told to `lamina preprocess`, and the data folder and checkpoints remember it"
-_NOT_YET = "this release has no {}"
 
 RETIRED: tuple[Retired, ...] = (
     *_retire("train", _ONE_PROCESS, flags="distributed-no-spawn",
@@ -149,11 +159,11 @@ RETIRED: tuple[Retired, ...] = (
              values="lr-threshold warmup-steps hold-steps decay-steps init-lr-scale final-lr-scale", is_refused=True),
     *_retire("train", "both were experiments that no published recipe uses", flags="no-cross-attention cross-self-attention",
              is_refused=True),
-    *_retire("train", "the future is what a language model predicts", flags="future-target"),
-    *_retire("train", "a language model predicts the future alone", flags="self-target past-target", is_refused=True),
-    *_retire("train", "a block begins after the token before it, and a text after </s>: <s> would say nothing",
+    *_retire("train eval-lm", "the future is what a language model predicts", flags="future-target"),
+    *_retire("train eval-lm", "a language model predicts the future alone", flags="self-target past-target", is_refused=True),
+    *_retire("train eval-lm", "a block begins after the token before it, and a text after </s>: <s> would say nothing",
              flags="add-bos-token", is_refused=True),
-    *_retire("train", "a dictionary is made smaller by `lamina preprocess --nwordssrc`",
+    *_retire("train eval-lm", "a dictionary is made smaller by `lamina preprocess --nwordssrc`",
              values="output-dictionary-size", is_refused=True),
     *_retire("train", "words are embedded whole, or in subwords that `lamina preprocess --subword` makes",
              flags="character-embeddings", values="character-filters character-embedding-dim char-embedder-highway-layers",
@@ -165,45 +175,50 @@ RETIRED: tuple[Retired, ...] = (
     *_retire("train", "predictions are had from Python: lamina.load(FILE).predict_all(...)", values="save-predictions",
              is_refused=True),
     # Commands that use a trained model: fairseq accepted training's options here and read none of them.
-    *_retire("generate interactive", "it belongs to training, and decoding never read it",
-             flags="no-early-stop anneal-eps scale-parameter warmup-init relative-step no-bias-correction shrink-min",
+    *_retire("generate interactive", "it belongs to training, and decoding never read it", flags="no-early-stop"),
+    *_retire("generate interactive eval-lm", "it belongs to training, and decoding never read it",
+             flags="anneal-eps scale-parameter warmup-init relative-step no-bias-correction shrink-min",
              values="fp16-init-scale fp16-scale-window fp16-scale-tolerance min-loss-scale threshold-loss-scale "
                     "empty-cache-freq criterion optimizer lr-scheduler adadelta-rho adadelta-eps weight-decay wd adafactor-eps "
                     "clip-threshold decay-rate beta1 adam-betas adam-eps adamax-betas adamax-eps momentum warmup-updates "
                     "warmup-init-lr max-lr t-mult lr-period-updates lr-shrink force-anneal fa end-learning-rate power "
                     "total-num-update lr-threshold warmup-steps hold-steps decay-steps init-lr-scale final-lr-scale "
                     "label-smoothing upsample-primary"),
-    *_retire("generate interactive", "plug-ins are not loaded; a checkpoint says what model it is", values="user-dir"),
-    *_retire("generate interactive", "data folders are always memory-mapped (mmap)", values="dataset-impl"),
-    *_retire("generate interactive", "the padding side never changes a result: positions count tokens only",
+    *_retire("generate interactive eval-lm", "plug-ins are not loaded; a checkpoint says what model it is", values="user-dir"),
+    *_retire("generate interactive eval-lm", "data folders are always memory-mapped (mmap)", values="dataset-impl"),
+    *_retire("generate interactive eval-lm", "the padding side never changes a result: positions count tokens only",
              values="left-pad-source left-pad-target"),
-    *_retire("generate interactive", "the model's positions are its checkpoint's",
+    *_retire("generate interactive eval-lm", "the model's positions are its checkpoint's",
              values="max-source-positions max-target-positions"),
-    *_retire("generate interactive", "batches need no threads and no multiples to be prepared",
+    *_retire("generate interactive eval-lm", "batches need no threads and no multiples to be prepared",
              values="num-workers required-batch-size-multiple"),
     *_retire("generate interactive", "attention over the beams of a sentence is always shared", flags="no-beamable-mm"),
-    *_retire("generate interactive", "text is not read raw: run `lamina preprocess` on it, or use `lamina interactive`",
+    *_retire("generate interactive eval-lm", "text is not read raw: run `lamina preprocess` on it, or use `lamina interactive`",
              flags="lazy-load raw-text", is_refused=True),
-    *_retire("generate interactive", "word alignments are not read from files", flags="load-alignments", is_refused=True),
+    *_retire("generate interactive eval-lm", "word alignments are not read from files", flags="load-alignments",
+             is_refused=True),
     *_retire("generate interactive", "there are no models that refine a translation step by step",
              flags="iter-decode-force-max-iter retain-iter-history print-step",
              values="iter-decode-eos-penalty iter-decode-max-iter decoding-format", is_refused=True),
-    *_retire("generate interactive", _NOT_YET.format("language models"),
+    *_retire("generate interactive", "a language model is measured by `lamina eval-lm`",
              flags="self-target future-target past-target add-bos-token",
              values="sample-break-mode tokens-per-sample output-dictionary-size", is_refused=True),
-    *_retire("generate interactive", "gaps are filled and sentences classified from Python: lamina.load(FILE)",
+    *_retire("generate interactive eval-lm", "gaps are filled and sentences classified from Python: lamina.load(FILE)",
              flags="freq-weighted-replacement mask-whole-words regression-target no-shuffle truncate-sequence "
                    "add-prev-output-tokens",
              values="mask-prob leave-unmasked-prob random-token-prob num-classes init-token separator-token save-predictions",
              is_refused=True),
-    *_retire("generate interactive", _IN_DATA, flags="bpe-cased moses-no-dash-splits moses-no-escape",
+    *_retire("generate interactive eval-lm", _IN_DATA, flags="bpe-cased moses-no-dash-splits moses-no-escape",
              values="tokenizer bpe bpe-codes bpe-separator bpe-vocab-file gpt2-encoder-json gpt2-vocab-bpe "
                     "moses-source-lang moses-target-lang sentencepiece-vocab"),
-    *_retire("generate", "a bar shows in a terminal, a line now and then elsewhere", flags="no-progress-bar",
+    *_retire("generate eval-lm", "a bar shows in a terminal, a line now and then elsewhere", flags="no-progress-bar",
              values="log-interval log-format tensorboard-logdir"),
     *_retire("interactive", "it belongs to `lamina generate`",
              flags="no-progress-bar quiet sacrebleu skip-invalid-size-inputs-valid-test",
              values="log-interval log-format tensorboard-logdir gen-subset results-path num-shards shard-id prefix-size"),
+    *_retire("eval-lm", "there is nothing but the figures unless --output-word-probs asks for more", flags="quiet"),
+    *_retire("eval-lm", "lines go to standard output: redirect them", values="results-path"),
+    *_retire("eval-lm", "a text has no source that could be cut", flags="truncate-source"),
     *_retire("interactive", "use `lamina rescore`", flags="score-reference", is_refused=True),
     *_retire("interactive", "use --too-long truncate, which is the default", flags="truncate-source"),
     # Of the forks: read by nothing, or only by experiments under a secret name.

@@ -125,11 +125,16 @@ def masked_model_from_fairseq(args: Mapping[str, Any], state_dict: Mapping[str, 
 
 
 def language_model_from_fairseq(args: Mapping[str, Any], state_dict: Mapping[str, Tensor], vocab_size: int) -> DecoderOnly:
-    """A decoder alone, which the reference always builds as Pre-LN."""
-    config = config_from_args(args, _IN_LANGUAGE_MODELS)
-    config = _with_depth_of(state_dict, replace(config, decoder=replace(config.decoder, is_pre_norm=True)))
-    keep = _layers_to_keep(args, state_dict)
+    """A decoder alone, with plain or adaptive embeddings and softmax."""
+    config, keep = _with_depth_of(state_dict, language_model_config(args)), _layers_to_keep(args, state_dict)
     return _filled(lambda config: build_decoder_only(config, vocab_size), config, state_dict, keep)
+
+
+def language_model_config(args: Mapping[str, Any]) -> ModelConfig:
+    # Both are what the reference fills in where its arguments are silent.
+    positions = args.get("max_target_positions") or args.get("tokens_per_sample")
+    filled = {"decoder_normalize_before": True} | dict(args) | {"max_target_positions": positions}
+    return config_from_args(filled, _IN_LANGUAGE_MODELS)
 
 
 def _classifier(config: ClassifierConfig, state_dict: Mapping[str, Tensor]) -> ClassifierConfig:

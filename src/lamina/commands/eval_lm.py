@@ -1,0 +1,94 @@
+"""`lamina eval-lm`: the perplexity of a language model on a split of a data folder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from lamina import console
+from lamina.api_lm import LanguageModel
+from lamina.commands.generate import load_model
+from lamina.config.eval_lm import EvalLmConfig
+from lamina.data.blocks import TokenBlocks, find_language, open_blocks
+from lamina.data.folder import check_finished, dictionary_name
+from lamina.decode.evaluation import Tally, WordMarks, perplexity_line, score_blocks, words_of
+from lamina.errors import CheckpointError, ConfigError, DataError
+from lamina.text.subword import Bpe, SentencePiece, Subword
+from lamina.text.vocabulary import Vocabulary
+
+# As in the references, where neither limit is given.
+DEFAULT_MAX_TOKENS = 36000
+
+
+def run(config: EvalLmConfig) -> None:
+    # On standard output, to the letter of the references: scripts look for both lines.
+    model: LanguageModel = load_model(config.files, LanguageModel, say=lambda text: print(f"| {text}"), says_size=True)
+    data = config.data
+    max_length = data.block_size or model.max_positions
+    corpus = _open_blocks(config, model, max_length)
+    indices = _fitting(config, model, corpus)
+    mark = config.remove_bpe or _mark_of(model.subword)
+    tally = Tally(WordMarks(model.vocabulary, mark))
+    started = time.perf_counter()
+    limit = DEFAULT_MAX_TOKENS if data.max_tokens is None and data.max_sentences is None else data.max_tokens
+    with console.progress("evaluating", len(indices)) as advance:
+        for block in score_blocks(model.models, corpus, indices, device=model.device, context=data.context_window,
+                                  max_length=max_length, max_tokens=limit, batch_size=data.max_sentences,
+                                  softmax_batch=config.softmax_batch):
+            tally.add(block)
+            if config.has_word_probs or config.has_word_stats:
+                words = words_of(block, tally.marks)
+                tally.add_words(words)
+                if config.has_word_probs:
+                    print(f"{block.number} " + "\t".join(f"{word.text} [{word.score:2f}]" for word in words))
+            advance(1)
+    seconds = time.perf_counter() - started
+    console.notice(f"evaluated {tally.num_tokens} tokens in {seconds:.1f} s ({tally.num_tokens / seconds:.2f} tokens/s)")
+    if mark is not None:
+        other, count = ("token", tally.num_tokens) if config.remove_bpe else ("word", tally.num_words)
+        print(f"| by {other}: {perplexity_line(tally.total, count)} ({count} {other}s)")
+    print(perplexity_line(tally.total, tally.num_words if config.remove_bpe else tally.num_tokens))
+    if config.has_word_stats:
+        for stat in sorted(tally.stats.values(), key=lambda stat: -stat.count):
+            print(stat.line())
+
+
+def _open_blocks(config: EvalLmConfig, model: LanguageModel, max_length: int) -> TokenBlocks:
+    data, folder = config.data, Path(config.data.data.split(":")[0])
+    if max_length > model.max_positions:
+        raise ConfigError(f"--tokens-per-sample is {max_length}, more than the {model.max_positions} positions of "
+                          f"{config.files.paths[0]}. Give less, or, where its positions are sinusoids, --model-overrides "
+                          f"\"{{'max_target_positions': {max_length}}}\".")
+    if data.context_window >= max_length:
+        raise ConfigError(f"--context-window {data.context_window} leaves nothing to measure of --tokens-per-sample "
+                          f"{max_length}. Make it smaller.")
+    language = find_language(folder, data.subset)
+    check_finished(folder)
+    vocabulary = Vocabulary.load(folder / dictionary_name(language))
+    if vocabulary.symbols != model.vocabulary.symbols:
+        raise CheckpointError(f"{folder} was made with the dictionary {vocabulary.digest}, but {config.files.paths[0]} expects "
+                              f"{model.vocabulary.digest}. Pass the matching data folder, or preprocess with its dictionary "
+                              "(--srcdict).")
+    return open_blocks(folder, data.subset, language, len(vocabulary), block_size=max_length - data.context_window,
+                       break_mode=data.break_mode)
+
+
+def _fitting(config: EvalLmConfig, model: LanguageModel, corpus: TokenBlocks) -> list[int]:
+    too_long = np.flatnonzero(corpus.lengths > model.max_positions)
+    if len(too_long):
+        what = (f"{len(too_long)} of {len(corpus)} blocks of {corpus.name} are longer than the model's {model.max_positions} "
+                "positions")
+        if not config.data.skip_invalid:
+            raise DataError(f"{what}. Use --sample-break-mode none, or add --skip-invalid-size-inputs-valid-test to leave them "
+                            "out.")
+        console.notice(f"{what} and are left out")
+    fitting = np.setdiff1d(np.arange(len(corpus)), too_long)
+    return fitting[config.data.shard_id :: config.data.num_shards].tolist()
+
+
+def _mark_of(subword: Subword) -> str | None:
+    """How the checkpoint's own segmentation marks pieces; None: tokens are words, as far as anybody knows."""
+    inner = getattr(subword, "inner", subword)
+    return {Bpe: "@@ ", SentencePiece: "sentencepiece"}.get(type(inner))
