@@ -103,7 +103,7 @@ class Judge:
         hypotheses: list[str] = []
         references: list[str] = []
         for batch in self.batches:
-            scores = token_log_probs([self.model], batch.source, batch.target_in, batch.target_out)
+            scores = token_log_probs([self.model], batch.inputs, batch.target)
             total -= float(scores[batch.target_out.ne(PAD)].double().sum())
             num_tokens += batch.num_target_tokens
             if self.search is not None:

@@ -19,10 +19,9 @@ from lamina.checkpoint.format import Checkpoint, load_checkpoint
 from lamina.commands.generate import DEFAULT_MAX_TOKENS, open_split
 from lamina.config.analyze import AnalyzedData, AnalyzeFusionConfig
 from lamina.config.parser import spelled_out
-from lamina.data.batching import Batch, collate
+from lamina.data.batching import Batch, collate, length_batches
 from lamina.data.corpus import Example
 from lamina.decode.beam import Search
-from lamina.decode.rows import length_batches
 from lamina.decode.scoring import pad_targets
 from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.metrics.bleu import Bleu
