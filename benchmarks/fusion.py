@@ -32,7 +32,7 @@ from lamina.train.update import Updater
 SURFACES: dict[str, HeadConfig] = {
     "plain": NoSurface(),
     "att hard": AttendedFusion(mode=HardFusion(gate=0.8)),  # the setting that its authors publish
-    "att hard, learned gate": AttendedFusion(),
+    "att hard learned": AttendedFusion(),
     "att soft": AttendedFusion(mode=SoftFusion()),
     "att postnorm": AttendedFusion(mode=PostnormFusion()),
 }
@@ -40,14 +40,15 @@ MEMORIES = {"transparent": MemoryConfig(is_transparent=True, reads_embedding=Tru
             "fine-grained": MemoryConfig(is_transparent=True, is_fine_grained=True, reads_embedding=True)}
 
 
-def models(arch: str, vocabulary_size: int) -> dict[str, torch.nn.Module]:
-    base = PRESETS[arch]()
+def models(options: argparse.Namespace, vocabulary_size: int) -> dict[str, torch.nn.Module]:
+    base = PRESETS[options.arch]()
     base = replace(base, embedding=replace(base.embedding, share_all=True), surface=NoSurface(),
                    dropout=replace(base.dropout, attention_p=0.1))
     configs: dict[str, ModelConfig] = {name: replace(base, surface=surface) for name, surface in SURFACES.items()}
     configs |= {name: replace(base, memory=memory) for name, memory in MEMORIES.items()}
     torch.manual_seed(1)
-    return {name: build_model(config, vocabulary_size, vocabulary_size) for name, config in configs.items()}
+    chosen = ["plain", *options.models.split(",")] if options.models else list(configs)
+    return {name: build_model(configs[name], vocabulary_size, vocabulary_size) for name in chosen}
 
 
 def train_times(options: argparse.Namespace, vocabulary_size: int) -> dict[str, float]:
@@ -55,7 +56,7 @@ def train_times(options: argparse.Namespace, vocabulary_size: int) -> dict[str, 
     batch = made_up_batch(vocabulary_size, options.max_tokens, device)
     optimization = OptimizationConfig(criterion=LabelSmoothedCrossEntropy(smoothing=0.1))
     updaters = {name: Updater(model.to(device), optimization, PrecisionConfig(), DTYPES[options.precision])
-                for name, model in models(options.arch, vocabulary_size).items()}
+                for name, model in models(options, vocabulary_size).items()}
     return seconds_each({name: partial(updater.update, [batch], 1e-4, 1) for name, updater in updaters.items()}, options.rounds)
 
 
@@ -65,13 +66,14 @@ def decode_times(options: argparse.Namespace, vocabulary_size: int) -> dict[str,
     source = made_up_batch(vocabulary_size, options.batch_size * 16, device).source
     config = SearchConfig(beam=options.beam, max_length_factor=1.0, max_length_offset=0, min_length=source.size(1) - 1)
     searches = {name: Search([model.to(device=device, dtype=DTYPES[options.precision]).eval()], config)
-                for name, model in models(options.arch, vocabulary_size).items()}
+                for name, model in models(options, vocabulary_size).items()}
     return seconds_each({name: partial(search.run, source) for name, search in searches.items()}, options.rounds, warm_up=1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", default="transformer_surface_fusion", help="preset that fusion is added to or taken from")
+    parser.add_argument("--models", help=f"by comma, beside plain: {', '.join([*SURFACES, *MEMORIES][1:])} (default: all)")
     parser.add_argument("--vocabulary", default="10000,35000", help="sizes, by comma")
     parser.add_argument("--max-tokens", type=int, default=2048, help="tokens of a training step")
     parser.add_argument("--batch-size", type=int, default=32, help="sentences of a decoding run")
