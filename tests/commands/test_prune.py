@@ -10,7 +10,7 @@ import torch
 
 from lamina.checkpoint.format import load_checkpoint, save_checkpoint
 from lamina.cli import main
-from tiny import TINY_FLAGS, make_data
+from tiny import TINY_FLAGS, make_data, write_text
 
 DEPTH = 4
 PRE_NORM = ["--encoder-normalize-before", "--decoder-normalize-before"]
@@ -189,3 +189,26 @@ def test_weights_are_those_of_the_kept_layers(trained, tmp_path, capsys):
     assert torch.equal(small["encoder.layers.0.ffn.fc1.weight"], whole["encoder.layers.1.ffn.fc1.weight"])
     assert torch.equal(small["encoder.layers.1.ffn.fc1.weight"], whole["encoder.layers.3.ffn.fc1.weight"])
     assert torch.equal(small["decoder.layers.3.ffn.fc1.weight"], whole["decoder.layers.3.ffn.fc1.weight"])
+
+
+def test_a_language_model(tmp_path, capsys):
+    text = write_text(tmp_path / "text", 40)
+    write_text(text, 10, seed=1, split="valid")
+    data = str(tmp_path / "data")
+    assert main(["preprocess", "--only-source", "--trainpref", f"{text}/train.en", "--validpref", f"{text}/valid.en",
+                 "--destdir", data, "--workers", "1"]) == 0
+    assert main(["train", data, "--task", "language_modeling", "--arch", "transformer_lm", "--decoder-layers", "3",
+                 "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16", "--decoder-attention-heads", "2", "--max-tokens",
+                 "128", "--tokens-per-sample", "32", "--decoder-layerdrop", "0.5", "--max-update", "3", "--log-format", "none",
+                 "--save-dir", str(tmp_path / "full")]) == 0
+    full = tmp_path / "full" / "checkpoint_last.pt"
+    lines = prune(capsys, full, data, "--search", "--decoder-layers", 2, "--curve", "--cpu", "--output", tmp_path / "small.pt")
+    assert any(line.startswith("| decoder layers ") and line.endswith(" of 3") for line in lines)
+    assert (tmp_path / "small.curve.png").exists()
+    assert load_checkpoint(tmp_path / "small.pt").model_config().decoder.num_layers == 2
+    for words, message in ((["--encoder-layers-to-keep", "1"], "--encoder-layers-to-keep has no effect: the language_modeling"),
+                           ([data, "--search", "--encoder-layers", "1"], "--encoder-layers has no effect: "),
+                           ([data, "--curve", "encoder"], f"--curve encoder has nothing to draw: {full} has no encoder"),
+                           ([data, "--curve", "--metric", "bleu"], "--metric bleu is for translations")):
+        assert main(["prune", str(full), *words, "--output", str(tmp_path / "other.pt")]) == 2
+        assert message in capsys.readouterr().err
