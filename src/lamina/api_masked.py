@@ -69,9 +69,9 @@ class MaskedLanguageModel:
                       "Fill one gap at a time: put a word in place of the others, or the best one found so far.")
             raise DataError(f"the text has {number or 'no'} {MASK_SYMBOL}{'s' if number > 1 else ''}: {text!r}. {advice}")
         before, after = text.split(MASK_SYMBOL)
-        ids = np.array([BOS, *self._ids(before), vocabulary.id(MASK_SYMBOL), *self._ids(after, follows_gap=True), EOS])
-        tokens = self._checked(ids)[None].to(self.device)
-        gap = len(ids) - 2 - len(self._ids(after, follows_gap=True))
+        left, right = [BOS, *self._ids(before)], [*self._ids(after, follows_gap=True), EOS]
+        gap = len(left)
+        tokens = self._checked(np.array([*left, vocabulary.id(MASK_SYMBOL), *right]))[None].to(self.device)
         probabilities = torch.stack([model.logits(tokens)[0, gap].float().softmax(dim=-1) for model in self.models]).mean(dim=0)
         candidates = torch.arange(FIRST_WORD_ID, len(vocabulary), device=self.device)
         candidates = candidates[candidates != vocabulary.id(MASK_SYMBOL)]
