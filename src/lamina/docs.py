@@ -86,8 +86,8 @@ Training:
 - **A gradient that is not finite** stops a float32 or bfloat16 run at once, and a float16 run when the loss scale falls
   below `--min-loss-scale`. The message names the update and the parameter, and the exit code is 2.
 - **One process**, one GPU: keep the effective batch with `--update-freq`. The first lines of a run say what it is.
-- **`--encoder-layers-to-keep 3`** keeps three layers, evenly spaced, where fairseq keeps layer 3: write `3,` for that. Pruning one
-  side leaves the other whole, and what a pruned model saves loads with and without the list
+- **`--encoder-layers-to-keep 3`** keeps three layers, evenly spaced, where fairseq keeps layer 3: write `3,` for that.
+  Pruning one side leaves the other whole, and what a pruned model saves loads with and without the list
   ([LayerDrop](layerdrop.md#prune-on-demand)).
 - **`--num-workers`** counts threads; 0 prepares batches in the main thread.
 

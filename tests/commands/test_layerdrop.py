@@ -178,3 +178,37 @@ def test_the_reference_lines_run_as_they_are(trained, tmp_path, capsys):
     assert depths(tmp_path / "half" / "checkpoint_last.pt") == (8, 8)
     captured, _ = hypotheses(capsys, data, "--path", full, *keep)
     assert captured.out.startswith(f"{LINE}\n| num. model params: ")
+
+
+@pytest.mark.parametrize("flags", [
+    "--transparent-attention --fine-grained-ta --ta-source-embedding --surfacefusion att --sf-idx 1",
+    "--layer-wise-attention --encoder-normalize-before --decoder-normalize-before",
+    "--init-type admin --surfacefusion mean --sf-gate 0.8 --checkpoint-activations",
+    "--init-type deepnet --transparent-attention",
+    "--init-type rezero --layerdrop-schedule linear --bf16",
+])
+def test_fusion_and_deep_residuals_drop_prune_and_go_on(trained, tmp_path, capsys, flags):
+    data, _ = trained
+    flags = [*flags.split(), "--encoder-layerdrop", "0.5", "--decoder-layerdrop", "0.5", "--disable-validation"]
+    assert train(data, tmp_path / "full", *flags, "--max-update", "3") == 0
+    full = tmp_path / "full" / "checkpoint_last.pt"
+    # The first and the last layers go, of which fusion knows most; then training goes on, and once more.
+    keep = ["--encoder-layers-to-keep", "1,2", "--decoder-layers-to-keep", "0,2"]
+    for updates in (4, 5):
+        start = ["--restore-file", str(full)] if updates == 4 else []
+        assert train(data, tmp_path / "half", *flags, *keep, *start, "--max-update", str(updates)) == 0
+        is_reset = updates == 4 and "--transparent-attention" in flags
+        assert ("the optimizer starts afresh for memory.weight" in capsys.readouterr().out) == is_reset
+    assert load_checkpoint(tmp_path / "half" / "checkpoint_last.pt").training["progress"]["updates"] == 5
+    # Pruned on demand and pruned to a file: the same translations.
+    _, demanded = hypotheses(capsys, data, "--path", full, *keep)
+    assert main(["prune", str(full), *keep, "--output", str(tmp_path / "small.pt")]) == 0
+    _, stored = hypotheses(capsys, data, "--path", tmp_path / "small.pt")
+    assert demanded == stored
+
+
+def test_pruning_in_place_is_warned_of(trained, tmp_path, capsys):
+    data, path = trained
+    shutil.copy(path, tmp_path / "checkpoint_last.pt")
+    assert train(data, tmp_path, "--decoder-layers-to-keep", "2", "--max-update", "1") == 0
+    assert "take the place of the whole one's" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lamina.checkpoint.format import Checkpoint, load_weights_
 from lamina.checkpoint.prune import prune_config, structure_of
 from lamina.config.fields import build, flatten
-from lamina.config.keep import KeepConfig
+from lamina.config.keep import SIDES, KeepConfig
 from lamina.config.train import SavingConfig, TrainConfig
 from lamina.errors import CheckpointError
 from lamina.tasks.base import Task
@@ -47,6 +47,8 @@ def pruned_config(config: TrainConfig, checkpoint: Checkpoint | None, note: Call
             if asked is None and changed.get(name, told[name]) != told[name]:
                 note(f"--{name} is {told[name]}, but the checkpoint was pruned to {changed[f'{name}-to-keep']}: the model has "
                      f"{changed[name]}")
+    if config.keep.is_empty and not any(f"{side}-layers-to-keep" in changed for side in SIDES):
+        return config
     # What was asked for gives way to what was done, which is what the next checkpoint has to tell.
     return build(TrainConfig, flatten(config) | flatten(KeepConfig()) | changed)
 

@@ -232,8 +232,11 @@ class Run:
             path = Path(saving.finetune_from_model)
         if path is None:
             return None
-        checkpoint = prune_on_loading(load_checkpoint(path, self.device), config.keep, path, say=self.reporter.note,
-                                      warn=self.reporter.note)
+        whole = load_checkpoint(path, self.device)
+        checkpoint = prune_on_loading(whole, config.keep, path, say=self.reporter.note, warn=self.reporter.note)
+        if checkpoint is not whole and path.parent.resolve() == Path(saving.save_dir).resolve():
+            self.reporter.note(f"checkpoints of the pruned model take the place of the whole one's in {saving.save_dir}: to "
+                               "keep those, choose another --save-dir")
         # A model of another task lends its weights; its updates and scores mean nothing here.
         is_resumed = is_resumed and checkpoint.task == config.task
         if not is_resumed:
