@@ -42,6 +42,8 @@ COMMANDS = {
                        "measure the perplexity of a language model on a data folder"),
     "analyze fusion": Command("lamina.config.analyze:AnalyzeFusionConfig", "lamina.commands.analyze:run_fusion",
                               "show what a model's decoder and softmax read of its encoder, as figures on a page"),
+    "analyze depth": Command("lamina.config.analyze:AnalyzeDepthConfig", "lamina.commands.analyze_depth:run",
+                             "show what makes a model hard to train deep, as figures on a page"),
     "demo": Command("lamina.config.demo:DemoConfig", "lamina.commands.demo:run",
                     "train and try a small English-Romanian model in minutes, no download"),
 }

@@ -196,7 +196,8 @@ def resolve(cls: type[T], given: dict[str, Any]) -> T:
             owner = next(name for name, own in TASK_PRESETS.items() if arch in own)
             raise ConfigError(f"--arch {arch} is a preset for --task {owner}, and the task is {task}. Add --task {owner}, or "
                               f"choose one of {', '.join(presets)}.")
-        base = {"arch": arch, **TASK_DEFAULTS.get(task, {}), **preset_values(arch, given)}
+        own = {name: value for name, value in TASK_DEFAULTS.get(task, {}).items() if name in defaults}
+        base = {"arch": arch, **own, **preset_values(arch, given)}
     return build(cls, base | given, given)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from torch import nn
 from lamina.config.init import Adaptive, AdaptiveProfiling, ProfiledInit
 from lamina.data.batching import AnyBatch
 from lamina.errors import ConfigError, DataError
+from lamina.files import whole_file
 from lamina.init.admin import Profile, profile_from_text, profile_omegas_, profile_to_text, set_omegas_
 
 PROFILE_NAME = "profile.ratio.init"  # as the references call it
@@ -86,13 +86,5 @@ def read_profile(path: Path, model: nn.Module) -> Profile:
 
 
 def write_profile(path: Path, profile: Profile) -> None:
-    """Beside its name first, so that a run that dies leaves no half of it."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as part:
         part.write_text(profile_to_text(profile), encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
-        raise DataError(f"{path} could not be written: {error.strerror}. Choose another --save-dir.") from None
-    finally:
-        part.unlink(missing_ok=True)

@@ -1,0 +1,129 @@
+"""Hooks that watch a model run: what each residual adds up, and what each layer puts out."""
+
+# B batch, T tokens, N tokens that are no padding, D model_dim
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lamina.nn.embedding import InputEmbedding
+from lamina.nn.layout import Layout
+from lamina.nn.residual import DeepNorm, OmegaAdd, PostNorm, PreNorm, ReZero
+from lamina.nn.stack import StackOutput, stacks_of
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One residual at work: what it added, both sides scaled as they went into the sum."""
+
+    shortcut: Tensor  # (N, D)
+    branch: Tensor  # (N, D)
+    shortcut_scale: Tensor | float  # already in `shortcut`: what the stream before it was multiplied with
+    norm: nn.LayerNorm | None  # applied to the sum; None in Pre-LN and where there is none
+
+    @property
+    def total(self) -> Tensor:
+        return self.shortcut + self.branch
+
+    def normalised(self, part: Tensor) -> Tensor:
+        """What becomes of a part of the sum: LayerNorm is linear once its statistics are those of the whole."""
+        if self.norm is None:
+            return part
+        spread = (self.total.var(dim=1, correction=0, keepdim=True) + self.norm.eps).sqrt()
+        return self.norm.weight * (part - part.mean(dim=1, keepdim=True)) / spread
+
+
+def _scales(add: nn.Module) -> tuple[Tensor | float, Tensor | float]:
+    """Of the shortcut and of the branch."""
+    match add:
+        case OmegaAdd():
+            return add.omega, 1.0
+        case DeepNorm():
+            return add.alpha, 1.0
+        case ReZero():
+            return 1.0, add.scale
+    return 1.0, 1.0
+
+
+@contextmanager
+def watch_sums(model: nn.Module) -> Iterator[dict[str, list[Sum]]]:
+    """While it lasts, each forward pass fills in the sums of each stack, in order; padding is left out."""
+    found: dict[str, list[Sum]] = {}
+    is_token, current = torch.empty(0, dtype=torch.bool), PostNorm(nn.Identity(), nn.Identity(), 0.0)
+    sums: list[Sum] = []
+
+    def embed(_: nn.Module, inputs: tuple[Tensor, Layout]) -> None:
+        nonlocal is_token
+        is_token = ~inputs[1].is_pad
+
+    def enter_stack(name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            nonlocal sums
+            sums = found[name] = []
+        return hook
+
+    def enter_residual(residual: PostNorm, _: Any) -> None:
+        nonlocal current
+        current = residual
+
+    def add(part: nn.Module, inputs: tuple[Tensor, Tensor]) -> None:
+        shortcut, branch = (one[is_token] for one in inputs)
+        shortcut_scale, branch_scale = _scales(part)
+        is_normed = not isinstance(current, PreNorm) and isinstance(current.norm, nn.LayerNorm)
+        sums.append(Sum(shortcut * shortcut_scale, branch * branch_scale, shortcut_scale,
+                        current.norm if is_normed else None))  # type: ignore[arg-type]
+
+    hooks = [part.register_forward_pre_hook(embed) for part in model.modules() if isinstance(part, InputEmbedding)]
+    for name, stack in stacks_of(model).items():
+        residuals = [part for part in stack.modules() if isinstance(part, PostNorm)]
+        hooks.append(stack.register_forward_pre_hook(enter_stack(name)))
+        hooks += [residual.register_forward_pre_hook(enter_residual) for residual in residuals]
+        # Once each: the sub-layers of a ReZero layer share one.
+        hooks += [part.register_forward_pre_hook(add) for part in dict.fromkeys(residual.add for residual in residuals)]
+    with _until_removed(hooks):
+        yield found
+
+
+@contextmanager
+def watch_layers(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
+    """While it lasts, the outputs of each stack's layers, by stack; they keep their gradients. (B, T, D) each"""
+    outputs: dict[str, list[Tensor]] = {name: [] for name in stacks_of(model)}
+
+    def keep(found: list[Tensor]) -> Callable[..., None]:
+        def hook(_: nn.Module, __: Any, output: Tensor) -> None:
+            if output.requires_grad:
+                output.retain_grad()
+            found.append(output)
+        return hook
+
+    hooks = [layer.register_forward_hook(keep(outputs[name]))
+             for name, stack in stacks_of(model).items() for layer in stack.layers]
+    with _until_removed(hooks):
+        yield outputs
+
+
+@contextmanager
+def watch_final(stack: nn.Module) -> Iterator[list[Tensor]]:
+    """While it lasts, what each pass through the stack puts out. (B, T, D) each"""
+    finals: list[Tensor] = []
+
+    def keep(_: nn.Module, __: Any, output: StackOutput) -> None:
+        finals.append(output.final)
+
+    with _until_removed([stack.register_forward_hook(keep)]):
+        yield finals
+
+
+@contextmanager
+def _until_removed(hooks: list[Any]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

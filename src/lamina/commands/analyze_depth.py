@@ -1,0 +1,110 @@
+"""`lamina analyze depth`: what makes a model hard to train deep, as figures on a page."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from lamina import __version__, console
+from lamina.analysis.depth import (
+    fill_omegas_,
+    first_stack,
+    gradient_norms,
+    kinds_to_compare,
+    output_change,
+    output_change_by_depth,
+    sums_of,
+)
+from lamina.analysis.depth_page import Measured, change_section, dependency_section, gradient_section, variance_section
+from lamina.analysis.page import PAGE_NAME, Section, write_page
+from lamina.analysis.probes import Sum
+from lamina.analysis.samples import first_batch, made_up_batch, open_task
+from lamina.checkpoint.format import load_checkpoint
+from lamina.commands.analyze import open_folder
+from lamina.config.analyze import AnalyzeDepthConfig
+from lamina.config.fields import flatten
+from lamina.config.model import ModelConfig
+from lamina.config.parser import resolve, spelled_out
+from lamina.data.batching import AnyBatch
+from lamina.errors import ConfigError, DataError
+from lamina.models.build import BUILDERS
+from lamina.nn.stack import stacks_of
+
+
+class Subject(NamedTuple):
+    """The model to look into, and what it runs on."""
+
+    task: str
+    config: ModelConfig
+    vocab_sizes: tuple[int, ...]
+    model: Any
+    batch: AnyBatch
+    is_fresh: bool
+
+
+def run(config: AnalyzeDepthConfig) -> None:
+    folder = open_folder(config.out)
+    subject = choose_subject(config)
+    sums = sums_of(subject.model, subject.batch)
+    # All of it before the first file: what fails leaves an earlier page as it was.
+    sections = [dependency_section(sums), _change(config, subject, sums),
+                gradient_section(gradient_norms(subject.model, subject.batch)), variance_section(sums)]
+    title = f"Depth in {config.checkpoint or f'a fresh {config.arch}'}"
+    written = write_page(folder, title=title, about=_about(config, subject), sections=sections,
+                         command=spelled_out("lamina analyze depth", config))
+    console.notice(f"wrote {len(written)} files to {folder}; open {folder / PAGE_NAME}")
+
+
+def choose_subject(config: AnalyzeDepthConfig) -> Subject:
+    """A checkpoint's model, or a fresh one of the configuration."""
+    device = torch.device("cuda" if torch.cuda.is_available() and not config.cpu else "cpu")
+    task, model_config, flat = config.task, config.model, flatten(config)
+    model, sizes = None, (config.sample.vocab_size,) * (2 if task == "translation" else 1)
+    if config.checkpoint is not None:
+        if config.model != resolve(AnalyzeDepthConfig, {"out": config.out}).model:
+            raise ConfigError("a checkpoint says itself what model it is: leave out the flags of the model.")
+        checkpoint = load_checkpoint(config.checkpoint)
+        task, model_config, flat = checkpoint.task, checkpoint.model_config(), checkpoint.config
+        model, sizes = checkpoint.build_model(), tuple(map(len, checkpoint.vocabularies()))
+    sample = config.sample
+    if sample.data is None:
+        batch = made_up_batch(task, sizes, sample.num_sentences, sample.length, config.seed).to(device)
+    else:
+        data = open_task(task, model_config, sample.data, flat)
+        found = tuple(map(len, data.vocabularies))
+        if model is not None and sizes != found:
+            raise DataError(f"{sample.data} has dictionaries of {' and '.join(map(str, found))} symbols, the checkpoint of "
+                            f"{' and '.join(map(str, sizes))}. Give the data folder that it was trained on.")
+        sizes, batch = found, first_batch(data, sample.max_tokens, device, config.seed)
+    is_fresh = model is None
+    if model is None:
+        torch.manual_seed(config.seed)
+        model = BUILDERS[task](model_config, sizes)
+    model = model.to(device).eval()
+    if is_fresh:
+        fill_omegas_(model, model_config.init, batch)
+    return Subject(task, model_config, sizes, model, batch, is_fresh)
+
+
+def _change(config: AnalyzeDepthConfig, subject: Subject, sums: dict[str, list[Sum]]) -> Section:
+    total = len(kinds_to_compare(subject.config)) * len(config.sub_layers) * config.repeats
+    with console.progress("measuring output changes", total) as advance:
+        changes = output_change_by_depth(subject.task, subject.config, subject.vocab_sizes, subject.batch, config.sub_layers,
+                                         step=config.step, repeats=config.repeats, seed=config.seed, advance=advance)
+    stack, own = first_stack(subject.task), None
+    if not subject.is_fresh:
+        change = output_change(stacks_of(subject.model)[stack], lambda: subject.model(*subject.batch.inputs), step=config.step,
+                               seed=config.seed)
+        own = Measured(len(sums[stack]), change)
+    return change_section(config.sub_layers, changes, stack=stack, step=config.step, checkpoint=own)
+
+
+def _about(config: AnalyzeDepthConfig, subject: Subject) -> dict[str, str]:
+    depths = " and ".join(f"{len(stack.layers)} {name} layers" for name, stack in stacks_of(subject.model).items())
+    first = getattr(subject.config, first_stack(subject.task))
+    sample, norm = config.sample, "Pre-LN" if first.is_pre_norm else "Post-LN"
+    return {"model": f"{depths}, width {first.model_dim}, {norm}, --init-type {flatten(subject.config)['init-type']}, "
+                     f"{'freshly initialised' if subject.is_fresh else 'trained'}",
+            "runs on": sample.data or f"{sample.num_sentences} made-up sentences of {sample.length} tokens",
+            "made by": f"Lamina {__version__}"}
