@@ -35,7 +35,7 @@ COMMANDS = {
     "generate": Command("lamina.config.generate:GenerateConfig", "lamina.commands.generate:run",
                         "translate a split of a data folder and score the translations"),
     "interactive": Command("lamina.config.generate:InteractiveConfig", "lamina.commands.interactive:run",
-                           "translate lines as they come, from a person, a pipe or a file"),
+                           "translate lines, or continue prompts, as they come from a person, a pipe or a file"),
     "rescore": Command("lamina.config.generate:RescoreConfig", "lamina.commands.rescore:run",
                        "say how likely a model finds given translations"),
     "eval-lm": Command("lamina.config.eval_lm:EvalLmConfig", "lamina.commands.eval_lm:run",

@@ -1,4 +1,4 @@
-"""`lamina interactive`: translate lines as they come, from a person, a pipe or a file."""
+"""`lamina interactive`: translate lines, or continue prompts, as they come from a person, a pipe or a file."""
 
 from __future__ import annotations
 
@@ -9,23 +9,53 @@ from contextlib import nullcontext
 from typing import BinaryIO
 
 from lamina import console
-from lamina.api import Translation, Translator
-from lamina.commands.generate import load_translator
+from lamina.api import LanguageModel, Translation, Translator
+from lamina.commands.generate import load_model
 from lamina.config.generate import InteractiveConfig
 from lamina.decode.lines import Describer
-from lamina.errors import DataError
+from lamina.errors import ConfigError, DataError
 
 PIPE_BUFFER = 1000
 PROMPT = "> "
 
 
 def run(config: InteractiveConfig) -> None:
-    translator = load_translator(config.files)
+    model = load_model(config.files, Translator, LanguageModel)
     is_typed = config.input == "-" and sys.stdin.isatty()
     buffer_size = config.buffer_size or (1 if is_typed else PIPE_BUFFER)
-    describer = Describer(translator.vocabularies, translator.subwords, config.output)
     if is_typed:
-        console.notice("type a sentence and press Enter; Ctrl-D ends")
+        console.notice(f"type {'a prompt' if isinstance(model, LanguageModel) else 'a sentence'} and press Enter; Ctrl-D ends")
+    if isinstance(model, LanguageModel):
+        _continue_prompts(config, model, buffer_size, is_typed)
+    else:
+        _translate_lines(config, model, buffer_size, is_typed)
+
+
+def _continue_prompts(config: InteractiveConfig, model: LanguageModel, buffer_size: int, is_typed: bool) -> None:
+    if config.output.has_alignment or config.output.replace_unk is not None:
+        raise ConfigError("--print-alignment and --replace-unk need a source to look at, and a language model has none. Leave "
+                          "them out.")
+    describer = Describer((model.vocabulary, model.vocabulary), (model.subword, model.subword), config.output)
+    waiting: deque[str] = deque()
+
+    def passing(lines: Iterator[str]) -> Iterator[str]:
+        for line in lines:
+            waiting.append(line)
+            yield line
+
+    with _open_input(config.input) as file:
+        texts = model.stream(passing(_lines(file, config.input, is_typed)), buffer_size=buffer_size,
+                             max_tokens=config.max_tokens, batch_size=config.max_sentences, seed=config.files.seed,
+                             remove_bpe=config.output.remove_bpe, too_long=config.too_long, warn=console.warn,
+                             search=config.search)
+        for number, text in enumerate(texts):
+            _show(config, describer, number, model.subword.encode(waiting.popleft()), [], text)
+            if not waiting:
+                sys.stdout.flush()
+
+
+def _translate_lines(config: InteractiveConfig, translator: Translator, buffer_size: int, is_typed: bool) -> None:
+    describer = Describer(translator.vocabularies, translator.subwords, config.output)
     has_constraints = config.search.constraint_order is not None
     waiting: deque[tuple[str, list[str]]] = deque()
     phrases: deque[list[str]] = deque()
@@ -53,7 +83,9 @@ def run(config: InteractiveConfig) -> None:
             too_long=config.too_long, warn=console.warn,  # type: ignore[arg-type]
             with_alignment=describer.needs_attention, search=config.search)
         for number, translation in enumerate(translations):
-            _show(config, translator, describer, number, *waiting.popleft(), translation)
+            line, wanted = waiting.popleft()
+            _show(config, describer, number, translator.subwords[0].encode(line),
+                  [translator.subwords[1].encode(phrase) for phrase in wanted], translation)
             if not waiting:
                 sys.stdout.flush()
 
@@ -87,9 +119,8 @@ def _lines(file: BinaryIO, name: str, is_typed: bool) -> Iterator[str]:
         yield line.rstrip("\r\n")
 
 
-def _show(config: InteractiveConfig, translator: Translator, describer: Describer, number: int, line: str,
-          phrases: list[str], translation: Translation) -> None:
-    pieces = translator.subwords[0].encode(line)
+def _show(config: InteractiveConfig, describer: Describer, number: int, pieces: list[str], phrases: list[list[str]],
+          translation: Translation) -> None:
     described = [describer.describe(number, pieces, item.tokens, item.score, item.token_scores, item.alignment or [])
                  for item in (translation, *translation.alternatives)]
     if config.is_plain:
@@ -97,5 +128,5 @@ def _show(config: InteractiveConfig, translator: Translator, describer: Describe
         return
     print(f"S-{number}\t{describer.join(pieces)}")
     for phrase in phrases:
-        print(f"C-{number}\t{describer.join(translator.subwords[1].encode(phrase))}")
+        print(f"C-{number}\t{describer.join(phrase)}")
     print("\n".join(line for item in described for line in item.lines))

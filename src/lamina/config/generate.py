@@ -126,22 +126,23 @@ class GenerateConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class InteractiveConfig:
-    """Translation of lines."""
+    """Lines in, translations out; with a language model, prompts in, texts out."""
 
     data: str | None = flag(None, "data folder, as the references ask for it; dictionaries and subwords come from the "
                                   "checkpoint, so it may be left out", positional=True)
     files: ModelFiles = part(ModelFiles)
-    task: str = flag("translation", "what the model does", choices=("translation",))
+    task: str = flag("translation", "accepted as in the references; the checkpoint knows what it was trained for",
+                     choices=("translation", "language_modeling"))
     source_lang: str | None = flag(None, "accepted as in the references; the checkpoint knows its languages", aliases=("-s",),
                                    metavar="LANG")
     target_lang: str | None = flag(None, "accepted as in the references; the checkpoint knows its languages", aliases=("-t",),
                                    metavar="LANG")
-    input: str = flag("-", "file to translate; - is standard input")
-    buffer_size: int = flag(0, "lines to read before translating them together; 0: one at a prompt, 1000 in a pipe")
+    input: str = flag("-", "file of lines; - is standard input")
+    buffer_size: int = flag(0, "lines to read before working on them together; 0: one at a prompt, 1000 in a pipe")
     max_tokens: int | None = flag(None, "most tokens in a batch")
     max_sentences: int | None = flag(None, "most sentences in a batch", name="batch-size", aliases=("max-sentences",))
     too_long: str = flag("truncate", "what to do with a line longer than the model's positions", choices=("truncate", "skip"))
-    is_plain: bool = flag(False, "print the translations alone, one a line, without S- H- D- P- lines", name="plain")
+    is_plain: bool = flag(False, "print the results alone, one a line, without S- H- D- P- lines", name="plain")
     search: SearchConfig = part(SearchConfig)
     output: OutputConfig = part(OutputConfig)
 
