@@ -22,10 +22,11 @@ from lamina.config.fusion import (
     SoftFusion,
 )
 from lamina.config.init import DefaultInit, Init
-from lamina.config.model import ClassifierConfig, DropoutConfig, EmbeddingConfig, ModelConfig, StackConfig
+from lamina.config.model import ClassifierConfig, DropoutConfig, EmbeddingConfig, LanguageModelConfig, ModelConfig, StackConfig
 from lamina.config.presets import roberta_base
 from lamina.data.batching import Batch
-from lamina.models.build import build_masked_model, build_model
+from lamina.models.build import build_decoder_only, build_masked_model, build_model
+from lamina.models.decoder_only import DecoderOnly
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.models.masked import MaskedModel
 from lamina.text.vocabulary import EOS, PAD
@@ -62,6 +63,16 @@ def tiny_config(*, is_pre_norm: bool = False, num_layers: int = 2, dropout_p: fl
 def tiny_model(config: ModelConfig | None = None, seed: int = 0, **changes: Any) -> EncoderDecoder:
     torch.manual_seed(seed)
     return _shaken(build_model(config or tiny_config(**changes), VOCABULARY_SIZE, VOCABULARY_SIZE)).eval()
+
+
+def tiny_language_model(seed: int = 0, *, is_pre_norm: bool = True, num_layers: int = 2, lm: LanguageModelConfig | None = None,
+                        has_learned_positions: bool = False, **embedding: Any) -> DecoderOnly:
+    stack = StackConfig(num_layers=num_layers, model_dim=16, ffn_dim=32, num_heads=2, is_pre_norm=is_pre_norm,
+                        has_learned_positions=has_learned_positions)
+    config = ModelConfig(decoder=stack, dropout=DropoutConfig(dropout_p=0.0), lm=lm or LanguageModelConfig(),
+                         embedding=replace(EmbeddingConfig(max_target_positions=64), **embedding))
+    torch.manual_seed(seed)
+    return _shaken(build_decoder_only(config, VOCABULARY_SIZE)).eval()
 
 
 def tiny_masked_model(seed: int = 0, *, is_fresh: bool = False, num_classes: int = 0, **stack: Any) -> MaskedModel:

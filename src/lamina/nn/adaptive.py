@@ -107,9 +107,10 @@ class AdaptiveHead(nn.Module):
 
     def first_target(self, target: Tensor) -> Tensor:
         """The entry of the first softmax that each word falls under."""
-        starts = torch.tensor([start for start, _ in self.ranges()], device=target.device)
-        band = torch.bucketize(target, starts, right=True)  # 0: a frequent word
-        return torch.where(band > 0, self.num_frequent + band - 1, target)
+        first = target.clamp(max=self.num_frequent)  # a rare word: the first of the bands
+        for start, _ in self.ranges()[1:]:
+            first = first + (target >= start)
+        return first
 
     def ranges(self) -> list[tuple[int, int]]:
         """The ids of each tail, from the first to behind the last."""

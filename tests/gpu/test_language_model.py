@@ -1,0 +1,57 @@
+"""Language models on a GPU: the adaptive loss, half precision, stepwise generation."""
+
+import pytest
+import torch
+
+from lamina.config.model import LanguageModelConfig
+from lamina.config.train import CrossEntropy
+from lamina.data.batching import TokenBatch
+from lamina.train.loss import batch_loss
+from tiny import tiny_language_model, tiny_pair
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+BANDS = LanguageModelConfig(softmax_cutoff=(10, 20), softmax_factor=2.0, is_adaptive=True, input_cutoff=(10, 20),
+                            input_factor=2.0, ties_weights=True, ties_projections=True)
+
+
+def batch():
+    tokens, target = tiny_pair(target_length=8)[1], tiny_pair(seed=1, target_length=8)[1]
+    return TokenBatch(tokens, target, target.numel(), (0, 1, 2), target_on_host=target.numpy())
+
+
+def gradients(model, device, own):
+    model = model.to(device)
+    model.zero_grad()
+    sums = batch_loss(model, own.to(torch.device(device)), CrossEntropy())
+    sums.loss.backward()
+    return sums.loss.detach().cpu(), [parameter.grad.cpu() for parameter in model.parameters()]
+
+
+def test_adaptive_loss_and_gradients_equal_those_of_the_processor():
+    model = tiny_language_model(lm=BANDS)
+    (loss, grads), (gpu_loss, gpu_grads) = (gradients(model, device, batch()) for device in ("cpu", "cuda"))
+    torch.testing.assert_close(gpu_loss, loss, rtol=1e-5, atol=0)
+    for own, other in zip(gpu_grads, grads, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-3, atol=1e-4)
+
+
+def test_the_adaptive_loss_asks_the_device_nothing():
+    model, own = tiny_language_model(lm=BANDS).cuda(), batch().to(torch.device("cuda"))
+    batch_loss(model, own, CrossEntropy()).loss.backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        batch_loss(model, own, CrossEntropy()).loss.backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_stays_close(dtype):
+    model, tokens = tiny_language_model(lm=BANDS).cuda(), batch().tokens.cuda()
+    whole = model.log_probs(tokens)
+    half = model.to(dtype)
+    torch.testing.assert_close(half.log_probs(tokens), whole, rtol=0.1, atol=0.2)
+    state = half.start(tokens, 8)
+    steps = torch.stack([half.step(tokens[:, place], state) for place in range(8)], dim=1)
+    torch.testing.assert_close(steps, half.log_probs(tokens), rtol=0.05, atol=0.1)
