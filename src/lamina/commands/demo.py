@@ -1,4 +1,4 @@
-"""`lamina demo`: the whole way from text to translations, on a corpus made on the spot."""
+"""`lamina demo`: the whole way from text to translations, with the three techniques, on a corpus made on the spot."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ import json
 import shlex
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lamina.config.demo import DemoConfig
 from lamina.demo.corpus import build_corpus, write_corpus
 from lamina.errors import ConfigError
 
-MODEL_FLAGS = "--arch tiny --share-all-embeddings"
+if TYPE_CHECKING:
+    from torch import nn
+
+MODEL_FLAGS = "--arch tiny --encoder-layers 4 --share-all-embeddings"
+TECHNIQUES = ("--surfacefusion att --sf-gate 0.8 --sf-mode hard --init-type admin "
+              "--encoder-layerdrop 0.3 --decoder-layerdrop 0.3")
 TRAIN_FLAGS = ("--criterion label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' "
                "--lr 0.002 --lr-scheduler inverse_sqrt --warmup-updates 200 --clip-norm 1.0 --max-tokens 1024 "
                "--log-interval 100 --no-epoch-checkpoints")
+HALF = "every:2"
+PLAIN, FUSED = "plain", "checkpoints"
 
 
 def run(config: DemoConfig) -> None:
@@ -28,12 +36,12 @@ def run(config: DemoConfig) -> None:
     write_corpus(corpus, folder / "text")
     print(f"| made {len(corpus.train)} English-Romanian pairs for training, {len(corpus.valid)} for validation and "
           f"{len(corpus.test)} for testing, none of them shared", flush=True)
-    for command in _commands(config, folder):
-        print(f"\n$ lamina {command}", flush=True)
+    for about, command in _commands(config, folder):
+        print(f"\n# {about}\n$ lamina {command}", flush=True)
         if main(shlex.split(command)):
             raise SystemExit(2)
     _show_translations(config, folder, [source for source, _ in corpus.test], [target for _, target in corpus.test])
-    print(f"| {time.perf_counter() - started:.0f} s in all; the model is {folder / 'checkpoints' / 'checkpoint_best.pt'}")
+    print(f"| {time.perf_counter() - started:.0f} s in all; the model is {folder / FUSED / 'checkpoint_best.pt'}")
 
 
 def _claim(folder: Path, settings: dict[str, int]) -> None:
@@ -46,26 +54,54 @@ def _claim(folder: Path, settings: dict[str, int]) -> None:
     note.write_text(json.dumps(settings) + "\n")
 
 
-def _commands(config: DemoConfig, folder: Path) -> list[str]:
-    """What a person would type."""
-    text, data, checkpoints = (shlex.quote(str(folder / name)) for name in ("text", "data", "checkpoints"))
+def _commands(config: DemoConfig, folder: Path) -> list[tuple[str, str]]:
+    """What a person would type, and why."""
+    text, data, plain, fused = (shlex.quote(str(folder / name)) for name in ("text", "data", PLAIN, FUSED))
+    training = f"{TRAIN_FLAGS} --seed {config.seed} --max-update {config.max_update}"
     return [
-        f"preprocess -s en -t ro --trainpref {text}/train --validpref {text}/valid --testpref {text}/test --destdir {data} "
-        "--subword sentencepiece --vocab-size 2000 --joined-dictionary",
-        f"train {data} {MODEL_FLAGS} {TRAIN_FLAGS} --save-dir {checkpoints} --seed {config.seed} "
-        f"--max-update {config.max_update}",
+        ("subwords and ids", f"preprocess -s en -t ro --trainpref {text}/train --validpref {text}/valid --testpref {text}/test "
+                             f"--destdir {data} --subword sentencepiece --vocab-size 2000 --joined-dictionary"),
+        ("a plain Transformer, to compare with", f"train {data} {MODEL_FLAGS} {training} --save-dir {plain}"),
+        ("the same with SurfaceFusion, Admin and LayerDrop",
+         f"train {data} {MODEL_FLAGS} {TECHNIQUES} {training} --save-dir {fused}"),
     ]
 
 
 def _show_translations(config: DemoConfig, folder: Path, sources: list[str], references: list[str]) -> None:
     from lamina.api import load
     from lamina.metrics.bleu import corpus_bleu
+    from lamina.tasks.translation import GREEDY
 
-    translator = load(folder / "checkpoints" / "checkpoint_best.pt")
-    translations = [translation.text for translation in translator.translate(sources, beam=1)]
-    print(f"\n| test BLEU: {corpus_bleu(translations, references):.1f}   "
-          f"(copying the source: {corpus_bleu(sources, references):.1f})\n")
+    def translate(name: str, **pruning: Any) -> tuple[Any, list[str], str]:
+        translator = load(folder / name / "checkpoint_best.pt", **pruning)
+        translator.translate(sources[:8], search=GREEDY)  # the first batch pays for what comes up once
+        started = time.perf_counter()
+        texts = [translation.text for translation in translator.translate(sources, search=GREEDY)]
+        speed = len(texts) / (time.perf_counter() - started)
+        return translator, texts, f"{corpus_bleu(texts, references):5.1f}   {speed:5.0f} sentences/s"
+
+    _, _, plain = translate(PLAIN)
+    translator, translations, whole = translate(FUSED)
+    half, _, cut = translate(FUSED, encoder_layers_to_keep=HALF, decoder_layers_to_keep=HALF)
+    depth, half_depth = (f"{len(model.encoder.layers)} + {len(model.decoder.layers)} layers"
+                         for model in (translator.models[0], half.models[0]))
+    rows = {f"plain, {depth}": plain, f"SurfaceFusion, Admin and LayerDrop, {depth}": whole,
+            f"the same checkpoint, cut to {half_depth}": cut,
+            "copying the source": f"{corpus_bleu(sources, references):5.1f}"}
+    print("\n| test BLEU")
+    for name, figures in rows.items():
+        print(f"|   {name}: ".ljust(max(map(len, rows)) + 8) + figures)
+    print(f"| Admin's omegas, {_omegas(translator.models[0])}\n")
     step = max(1, len(sources) // max(1, config.num_samples))
     for index in range(0, len(sources), step)[: config.num_samples]:
         mark = "=" if translations[index] == references[index] else "≠"
         print(f"  en  {sources[index]}\n  ro  {translations[index]}\n  {mark}   {references[index]}\n")
+
+
+def _omegas(model: nn.Module) -> str:
+    """What each sub-layer multiplies its shortcut by, from the bottom up."""
+    def means(stack: str) -> str:
+        own = [weight.mean().item() for name, weight in model.named_parameters() if name.startswith(stack) and "omega" in name]
+        return " ".join(f"{mean:.2f}" for mean in own)
+
+    return f"mean of each sub-layer from the bottom up: encoder {means('encoder.')}; decoder {means('decoder.')}"

@@ -12,7 +12,7 @@ class DemoConfig:
     """Demo."""
 
     folder: str = flag("lamina-demo", "where text, data and checkpoints go; a second run goes on from what is there")
-    max_update: int = flag(1300, "updates to train; the default takes about two minutes on two cores")
+    max_update: int = flag(800, "updates to train each of the two models; the default takes about three minutes on two cores")
     num_pairs: int = flag(30000, "training pairs to make", name="train-pairs")
     num_samples: int = flag(10, "translations to show", name="samples")
     seed: int = flag(1, "fixes the corpus, the initial weights and the order of the data")
