@@ -50,6 +50,13 @@ def without_key_bias(name: str, tensor: Tensor) -> Tensor:
     return torch.cat([tensor.chunk(3)[0], tensor.chunk(3)[2]]) if name.endswith("in_proj_bias") else tensor
 
 
+def compare_with_fixture(model: nn.Module, fixture: str, share: float = 1e-5) -> None:
+    """Against the gradients themselves where the fixture has them, and their norms and sums everywhere."""
+    if (GOLDEN / fixture / "grads.safetensors").is_file():
+        compare_gradients(model, read_tensors(fixture, "grads"), share)
+    compare_norms(model, read_json(fixture, "gradnorm.json"), share)
+
+
 def compare_gradients(model: nn.Module, expected: dict[str, Tensor], share: float = 1e-5) -> None:
     """Relative to each tensor's largest gradient."""
     for name, found in gradients(model, expected):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from golden_files import GOLDEN, compare_gradients, read_json, read_model, read_tensors
+from golden_files import GOLDEN, compare_with_fixture, read_json, read_model, read_tensors
 from lamina.checkpoint.format import Checkpoint, save_checkpoint
 from lamina.cli import main
 from lamina.config.fields import flatten
@@ -50,7 +50,7 @@ def test_gradients(fixture):
     model = read_model(fixture).train()
     sums = batch_loss(model, batch_of(fixture), CrossEntropy())
     sums.loss.backward()
-    compare_gradients(model, read_tensors(fixture, "grads"))
+    compare_with_fixture(model, fixture)
 
 
 def test_the_reference_leaves_out_what_we_count():

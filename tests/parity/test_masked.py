@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from golden_files import compare_gradients, read_json, read_tensors
+from golden_files import compare_with_fixture, read_json, read_tensors
 from lamina.errors import CheckpointError
 from lamina.interop.fairseq import model_from_fairseq
 from lamina.nn.stack import Runs
@@ -37,7 +37,7 @@ def test_loss_and_gradients_at_the_masked_places_alone():
     sums = label_smoothed_loss(terms, model.output_weight, answers, smoothing=0.0, pad_id=1, output_bias=model.output_bias)
     torch.testing.assert_close(sums.loss, expected["masked_lm_loss_sum"], rtol=1e-6, atol=0)
     sums.loss.backward()
-    compare_gradients(model, read_tensors(FIXTURE, "grads"))
+    compare_with_fixture(model, FIXTURE)
 
 
 def test_a_sentence_head_comes_along():

@@ -8,15 +8,15 @@ So the model is compared in float64 at those bounds, and in float32 at twice the
 import pytest
 import torch
 
-from golden_files import GOLDEN, HAS_ALL, compare_gradients, compare_norms, read_json, read_model, read_tensors
+from golden_files import HAS_ALL, compare_norms, compare_with_fixture, read_json, read_model, read_tensors
 from lamina.train.loss import label_smoothed_loss
 
 FIXTURES = ["transformer_postln", "transformer_preln", "transformer_learned_pos", "transformer_layernorm_embedding",
             "transformer_separate_vocabs", "transformer_shared_all_embeddings",
-            "sf_att_hard_gate08", "sf_att_soft_tau", "sf_ffn", "sf_max_hard", "sf_mean_hard", "sf_no_ffn_posedemb", "sf_preln",
+            "sf_att_hard_gate08", "sf_att_soft_tau", "sf_ffn", "sf_max_hard", "sf_no_ffn_posedemb", "sf_preln",
             "layerwise_attention_preln", "transparent_attention_ta_posedemb", "ta_ffn"]
 # Of the same kind, too large to keep them all here; each of their switches is in one of the above.
-ELSEWHERE = ["sf_att_hard_idx0", "sf_att_hard_learned_gate", "sf_att_postnorm", "sf_att_soft", "sf_linear",
+ELSEWHERE = ["sf_mean_hard", "sf_att_hard_idx0", "sf_att_hard_learned_gate", "sf_att_postnorm", "sf_att_soft", "sf_linear",
              "layerwise_attention", "transparent_attention", "transparent_attention_fine_grained",
              "transparent_attention_preln", "transparent_attention_with_source_embedding"]
 
@@ -47,9 +47,7 @@ def test_gradients(fixture):
     eps = smoothing_of(config)
     loss = -(1 - eps) * log_probs.gather(1, answers[:, None]).sum() - eps / log_probs.size(1) * log_probs.sum()
     loss.backward()
-    if (GOLDEN / fixture / "grads.safetensors").is_file():
-        compare_gradients(model, read_tensors(fixture, "grads"), 1.5e-5)
-    compare_norms(model, read_json(fixture, "gradnorm.json"))
+    compare_with_fixture(model, fixture, share=1.5e-5)
 
 
 def test_the_chunked_loss(fixture):
