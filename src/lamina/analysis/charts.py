@@ -33,14 +33,15 @@ def small_print() -> Iterator[None]:
 
 
 def heat_map(values: np.ndarray, row_names: Sequence[str], column_names: Sequence[str], *, row_label: str, column_label: str,
-             value_label: str, is_annotated: bool = False, cell: float = 0.3) -> Any:
-    """`cell` is the width of a cell in inches, where the column is not wide enough."""
+             value_label: str, is_annotated: bool = False) -> Any:
+    """Rows by columns; where a column of print is too narrow for its cells, the figure is wider."""
     num_rows, num_columns = values.shape
     is_annotated &= num_columns <= MOST_ANNOTATED_COLUMNS
+    width, height = (0.3, 0.25) if is_annotated else (0.16, 0.16)  # of a cell, in inches
     margins = 0.065 * max(map(len, row_names)) + 1.0, 0.065 * max(map(len, column_names)) + 0.4
     with small_print():
-        figure, (panel,) = new_figure(max(COLUMN_WIDTH, cell * num_columns + margins[0]),
-                                      max(1.6, cell * 0.85 * num_rows + margins[1]))
+        figure, (panel,) = new_figure(max(COLUMN_WIDTH, width * num_columns + margins[0]),
+                                      max(1.6, height * num_rows + margins[1]))
         panel.grid(visible=False)
         image = panel.imshow(values, cmap=COLOUR_MAP, vmin=0.0, aspect="auto", interpolation="nearest")
         # Not parsed: a token may hold a dollar sign, which would open a formula.
@@ -54,10 +55,14 @@ def heat_map(values: np.ndarray, row_names: Sequence[str], column_names: Sequenc
         if is_annotated:
             middle = (image.norm.vmin + image.norm.vmax) / 2
             for (row, column), value in np.ndenumerate(values):
-                shown = f"{value:.2f}"
-                panel.text(column, row, shown.removeprefix("0") if value < 1.0 else "1", ha="center", va="center",
+                panel.text(column, row, short_share(value), ha="center", va="center",
                            color="white" if value < middle else "black")
     return figure
+
+
+def short_share(value: float) -> str:
+    """.25, and 0 or 1 where it is exactly that."""
+    return f"{value:g}" if value in (0.0, 1.0) else f"{value:.2f}".removeprefix("0")
 
 
 def installed_fonts() -> list[str]:
@@ -96,14 +101,14 @@ def boxes(data: Sequence[Box], *, label: str, value_label: str, limits: tuple[fl
 def bars(names: Sequence[str], values: Mapping[str, Sequence[float]], *, label: str) -> Any:
     """A panel for each series of values, one above the other, over the same names."""
     with small_print():
-        figure, panels = new_figure(max(COLUMN_WIDTH, 0.26 * len(names) + 0.8), 1.35 * len(values) + 0.9,
+        figure, panels = new_figure(max(COLUMN_WIDTH, 0.2 * len(names) + 0.8), 1.35 * len(values) + 0.9,
                                     num_panels=len(values), is_stacked=True)
         for number, (panel, (value_label, series)) in enumerate(zip(panels, values.items(), strict=True)):
             panel.grid(visible=False, axis="x")
             panel.bar(range(len(names)), series, width=0.7, color=COLOURS[number])
             panel.axhline(0.0, color="black", linewidth=0.6)
             panel.set_ylabel(value_label)
-            panel.margins(y=0.1)
+            panel.margins(x=0.02, y=0.1)
             panel.locator_params(axis="y", nbins=4)
             panel.set_xticks(range(len(names)), names if panel is panels[-1] else [], rotation=90)
         panels[-1].set_xlabel(label)
@@ -113,12 +118,19 @@ def bars(names: Sequence[str], values: Mapping[str, Sequence[float]], *, label: 
 
 def falling_curves(series: Mapping[str, np.ndarray], *, label: str, value_label: str, floor: float) -> Any:
     """Values from 1 downwards over 1, 2, 3, ..., on a logarithmic scale that shows whole powers of ten and ends at `floor`."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     with small_print():
         figure, (panel,) = new_figure(COLUMN_WIDTH, 2.4)
         for number, (name, values) in enumerate(series.items()):
             panel.plot(np.arange(1, len(values) + 1), values, label=name, color=COLOURS[number], linestyle=LINE_STYLES[number])
         lowest = max(min(float(values.min()) for values in series.values()), floor)
-        panel.set(xlabel=label, ylabel=value_label, yscale="log", ylim=(10.0 ** math.floor(math.log10(lowest)), 1.3))
+        powers = -math.floor(math.log10(lowest)) or 1
+        panel.set(xlabel=label, ylabel=value_label, yscale="log", ylim=(10.0**-powers, 1.3))
+        # Few powers of ten leave room for the steps between them.
+        panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if powers == 1 else (1.0,)))
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
+        panel.yaxis.set_minor_formatter(NullFormatter())
         if len(series) > 1:
             figure.legend(frameon=False, loc="outside upper center", ncols=len(series))
     return figure

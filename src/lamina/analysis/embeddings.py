@@ -50,8 +50,8 @@ class Spectrum(NamedTuple):
 @torch.no_grad()
 def spectrum(table: TokenTable) -> Spectrum:
     """Without the row of <pad>, which nothing trains."""
-    is_token = torch.arange(len(table.weight)) != table.pad_id
-    return Spectrum(torch.linalg.svdvals(table.weight.detach().cpu().double()[is_token]).numpy())
+    ids = [number for number in range(len(table.weight)) if number != table.pad_id]
+    return Spectrum(torch.linalg.svdvals(table.weight.detach().cpu().double()[ids]).numpy())
 
 
 def aligned_words(model: EncoderDecoder, batches: Iterable[Batch],

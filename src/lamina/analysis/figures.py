@@ -6,6 +6,7 @@ matplotlib is imported where something is drawn, and used through its objects al
 from __future__ import annotations
 
 import csv
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,9 @@ def new_figure(width: float, height: float, num_panels: int = 1, *, is_stacked: 
 
 def save_figure(path: Path, figure: Any, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Path]:
     """`path` (a .png), and its numbers beside it; the files written."""
-    with whole_file(path) as part:
+    with whole_file(path) as part, warnings.catch_warnings():
+        # A token's letters may be in no font; its name stands in the table all the same.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(part, dpi=DOTS_PER_INCH, format="png")
     table = path.with_suffix(".csv")
     with whole_file(table) as part, part.open("w", encoding="utf-8", newline="") as file:

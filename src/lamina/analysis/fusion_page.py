@@ -133,7 +133,7 @@ def spectrum_section(spectra: dict[str, Spectrum]) -> Section:
     text = ("Singular values of the embedding matrix, largest first, as shares of the largest. A curve that falls slowly means "
             "that words are spread over many directions; effective rank counts those directions, and is at most the width of "
             "the matrix.")
-    figure = charts.falling_curves({f"{uses} embedding": spectrum.normalised for uses, spectrum in spectra.items()},
+    figure = charts.falling_curves({uses: spectrum.normalised for uses, spectrum in spectra.items()},
                                    label="rank of the singular value", value_label="singular value / largest",
                                    floor=SMALLEST_SINGULAR_VALUE)
     rows = [(uses, number + 1, f"{value:.8g}", f"{share:.8g}", f"{variance:.6f}") for uses, spectrum in spectra.items()
@@ -191,8 +191,10 @@ def attention_section(model: EncoderDecoder, found: SourceAttention, source: Seq
                 f"its heads); the softmax of this model {why}.")
     rows = [(row + 1, word, column + 1, other, f"{weight:.6f}") for row, word in enumerate(target)
             for column, (other, weight) in enumerate(zip(source, found.weights[row], strict=True))]
-    figure = charts.heat_map(found.weights, target, source, row_label="target", column_label="source",
-                             value_label="attention", cell=0.16)
+    # Sentencepiece's mark of a word's beginning hangs so low that it would touch the next line.
+    names = ([token.replace("▁", "_") for token in side] for side in (target, source))
+    figure = charts.heat_map(found.weights, *names, row_label="target", column_label="source",
+                             value_label="attention")
     return Section("source_attention", "Where target tokens look in the source", f"{text} {whose}", figure,
                    "Heat map of target tokens by source tokens.",
                    ("target_place", "target_token", "source_place", "source_token", "weight"), rows)

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from lamina.analysis.fusion import column_names, layer_name
-from lamina.config.decode import SearchConfig
+from lamina.config.train import CrossEntropy
 from lamina.data.batching import Batch
 from lamina.decode.beam import Search
-from lamina.decode.scoring import token_log_probs
 from lamina.metrics.bleu import Bleu, BleuScore
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.nn.fusion import LayerAttention
 from lamina.nn.heads import SurfaceHead, Term
-from lamina.text.vocabulary import PAD
+from lamina.tasks.translation import GREEDY
+from lamina.train.validate import validation_loss
 
 SURFACE = "surface"  # the source embeddings, as the softmax reads them
-
-
-def search_config(beam: int) -> SearchConfig:
-    """A model that cannot read its source would babble up to any limit: 20 tokens more than twice the source's are enough."""
-    return SearchConfig(beam=beam, max_length_factor=2.0, max_length_offset=20)
 
 
 class Mask(NamedTuple):
@@ -93,24 +88,27 @@ class Judge:
         """`text_of(ids, is_reference=...)` gives what BLEU compares."""
         self.model = model
         self.batches = batches
-        self.search = Search([model], search_config(beam)) if beam else None
+        self.search = Search([model], replace(GREEDY, beam=beam)) if beam else None
         self.bleu = bleu
         self.text_of = text_of
         self.advance = advance
 
     def quality(self) -> Quality:
-        total, num_tokens = 0.0, 0
+        with_progress = self._counted()
+        if self.search is None:
+            return Quality(validation_loss(self.model, with_progress, CrossEntropy())["nll_loss"])
+        loss = validation_loss(self.model, self.batches, CrossEntropy())["nll_loss"]
         hypotheses: list[str] = []
         references: list[str] = []
+        for batch in with_progress:
+            hypotheses += [self.text_of(found[0].ids) for found in self.search.run(batch.source)]
+            references += [self.text_of(row, is_reference=True) for row in batch.target_out.tolist()]
+        return Quality(loss, self.bleu.corpus(hypotheses, [references]))
+
+    def _counted(self) -> Iterator[Batch]:
         for batch in self.batches:
-            scores = token_log_probs([self.model], batch.inputs, batch.target)
-            total -= float(scores[batch.target_out.ne(PAD)].double().sum())
-            num_tokens += batch.num_target_tokens
-            if self.search is not None:
-                hypotheses += [self.text_of(found[0].ids) for found in self.search.run(batch.source)]
-                references += [self.text_of(row, is_reference=True) for row in batch.target_out.tolist()]
+            yield batch
             self.advance(batch.num_sentences)
-        return Quality(total / num_tokens / math.log(2), self.bleu.corpus(hypotheses, [references]) if hypotheses else None)
 
 
 class Masked(NamedTuple):

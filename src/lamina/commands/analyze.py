@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from lamina import __version__, console
 from lamina.analysis import fusion_page
 from lamina.analysis.embeddings import aligned_words, similarity, spectrum, token_tables
 from lamina.analysis.fusion import by_frequency, fusion_weights, gates, mixes_hard, source_attention
-from lamina.analysis.masking import Judge, masks_of, measure_masks, search_config
+from lamina.analysis.masking import Judge, masks_of, measure_masks
 from lamina.analysis.page import PAGE_NAME, Section, write_page
 from lamina.api import Translator
 from lamina.checkpoint.format import Checkpoint, load_checkpoint
@@ -26,6 +27,7 @@ from lamina.decode.scoring import pad_targets
 from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.metrics.bleu import Bleu
 from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.tasks.translation import GREEDY
 from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown
 from lamina.text.subword import Whitespace
 
@@ -178,7 +180,7 @@ def _sentence(config: AnalyzeFusionConfig, subject: Subject) -> tuple[list[int],
         return source, translator.encode_target(config.target).tolist(), f"{whose}, and so was its translation."
     if len(source) > translator.max_source_positions:
         return source, [], whose
-    (found,) = Search([subject.model], search_config(config.beam)).run(_row(source, translator))
+    (found,) = Search([subject.model], replace(GREEDY, beam=config.beam)).run(_row(source, translator))
     return source, found[0].ids, f"{whose}; the translation is the model's own."
 
 

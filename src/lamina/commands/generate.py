@@ -15,8 +15,7 @@ import torch
 
 from lamina import console
 from lamina.api import Translator, load
-from lamina.config.analyze import AnalyzedData
-from lamina.config.generate import GenerateConfig, GenerateData, ModelFiles
+from lamina.config.generate import GenerateConfig, ModelFiles, SplitData
 from lamina.data.corpus import Example, Languages, ParallelCorpus, load_dictionaries, open_corpus
 from lamina.decode.beam import Search
 from lamina.decode.lines import Describer
@@ -91,7 +90,7 @@ def load_translator(files: ModelFiles, say: Callable[[str], object] = console.no
     return load_model(files, Translator, say=say)
 
 
-def open_split(data: GenerateData | AnalyzedData, translator: Translator, path: str,
+def open_split(data: SplitData, translator: Translator, path: str,
                max_source_length: int | None = None) -> ParallelCorpus:
     """The split that the flags name, in the languages and with the dictionaries of the checkpoint `path`."""
     folder = Path(data.data.split(":")[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lamina.config.fields import REQUIRED, check, flag, part
+from lamina.config.generate import SplitData
 from lamina.config.model import ModelConfig
 from lamina.config.presets import PRESETS, TASK_PRESETS
 
@@ -12,21 +13,15 @@ METRICS = ("bleu", "loss")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnalyzedData:
+class AnalyzedData(SplitData):
     """Data."""
 
-    data: str = flag(REQUIRED, "data folder", positional=True)
-    source_lang: str | None = flag(None, "source language; the checkpoint's if left out", aliases=("-s",), metavar="LANG")
-    target_lang: str | None = flag(None, "target language; the checkpoint's if left out", aliases=("-t",), metavar="LANG")
     subset: str = flag("valid", "split to look at", name="gen-subset")
     max_pairs: int = flag(500, "look at this many sentence pairs of it, drawn at random by --seed; 0: at all of them")
-    max_tokens: int | None = flag(None, "most tokens in a batch; 12000 if neither limit is given")
-    max_sentences: int | None = flag(None, "most sentences in a batch", name="batch-size", aliases=("max-sentences",))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(self.max_pairs >= 0, f"--max-pairs is {self.max_pairs}; it must be 0 (all pairs) or more.")
-        for name, value in (("max-tokens", self.max_tokens), ("batch-size", self.max_sentences)):
-            check(value is None or value >= 1, f"--{name} is {value}; it must be at least 1.")
 
 
 @dataclass(frozen=True, kw_only=True)

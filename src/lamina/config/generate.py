@@ -66,7 +66,7 @@ class OutputConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateData:
+class SplitData:
     """Data."""
 
     data: str = flag(REQUIRED, "data folder", positional=True)
@@ -75,6 +75,16 @@ class GenerateData:
     subset: str = flag("test", "split to translate", name="gen-subset")
     max_tokens: int | None = flag(None, "most tokens in a batch; 12000 if neither limit is given")
     max_sentences: int | None = flag(None, "most sentences in a batch", name="batch-size", aliases=("max-sentences",))
+
+    def __post_init__(self) -> None:
+        for name, value in (("max-tokens", self.max_tokens), ("batch-size", self.max_sentences)):
+            check(value is None or value >= 1, f"--{name} is {value}; it must be at least 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateData(SplitData):
+    """Data."""
+
     skip_invalid: bool = flag(False, "leave out too long pairs, and say how many, instead of stopping",
                               name="skip-invalid-size-inputs-valid-test")
     truncate_source: bool = flag(False, "cut sources to the model's longest length instead of leaving the pair out")
@@ -82,9 +92,8 @@ class GenerateData:
     shard_id: int = flag(0, "which part to translate, counted from 0")
 
     def __post_init__(self) -> None:
-        for name, value in (("max-tokens", self.max_tokens), ("batch-size", self.max_sentences),
-                            ("num-shards", self.num_shards)):
-            check(value is None or value >= 1, f"--{name} is {value}; it must be at least 1.")
+        super().__post_init__()
+        check(self.num_shards >= 1, f"--num-shards is {self.num_shards}; it must be at least 1.")
         check(0 <= self.shard_id < self.num_shards,
               f"--shard-id is {self.shard_id}; with --num-shards {self.num_shards} it must lie in [0, {self.num_shards}).")
 
