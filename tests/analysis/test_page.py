@@ -46,7 +46,7 @@ def test_text_is_escaped_and_tags_close(tmp_path):
     for part in ("<Title>", "2 > 1", "lamina analyze 'a b'", "a < b & c", "Is it <b>?", "There is nothing.", "1.235", "<x>"):
         assert part in text
     assert 'alt="a &quot;quoted&quot; figure"' in page
-    assert (tmp_path / "summary.csv").read_text() == ("analysis,fact,value\nfirst,loss,1.23456789\nfirst,pairs,12\n"
+    assert (tmp_path / "summary.csv").read_text() == ("analysis,fact,value\nfirst,loss,1.2345679\nfirst,pairs,12\n"
                                                       "first,name,<x>\n")
 
 

@@ -86,9 +86,9 @@ def gates(model: EncoderDecoder, batches: Iterable[Batch], advance: Callable[[in
         for batch in batches:
             model(*batch.inputs)
             gate, is_token = seen.pop(), batch.target_out.ne(PAD)
-            gate = gate[:, :, 0] if isinstance(gate, Tensor) else torch.full(is_token.shape, gate, device=is_token.device)
+            gate = gate[:, :, 0] if isinstance(gate, Tensor) else torch.full(is_token.shape, gate, dtype=torch.float64)
             tokens.append(batch.target_out[is_token].cpu().numpy())
-            values.append(gate[is_token].double().cpu().numpy())
+            values.append(gate.double().cpu()[is_token.cpu()].numpy())
             advance(batch.num_sentences)
     finally:
         hook.remove()

@@ -145,7 +145,7 @@ def spectrum_section(spectra: dict[str, Spectrum]) -> Section:
         facts[f"{uses} embedding: width"] = len(spectrum.values)
         for k in (1, 10, 100):
             if k < len(spectrum.values):
-                facts[f"{uses} embedding: share of squared length in the first {k}"] = float(spectrum.variance[k - 1])
+                facts[f"{uses} embedding: share of the top {k} in the squared length"] = float(spectrum.variance[k - 1])
     return Section("singular_values", "Singular values of the embeddings", text, figure,
                    "Falling curve of singular values on a logarithmic scale.",
                    ("embedding", "rank", "singular_value", "share_of_largest", "cumulative_variance"), rows, facts)

@@ -56,7 +56,8 @@ def write_page(folder: Path, *, title: str, about: Mapping[str, str], command: s
     with whole_file(folder / SUMMARY_NAME) as part, part.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("analysis", "fact", "value"))
-        writer.writerows((section.name, name, value) for section in sections for name, value in section.facts.items())
+        writer.writerows((section.name, name, f"{value:.8g}" if isinstance(value, float) else value)
+                         for section in sections for name, value in section.facts.items())
     with whole_file(folder / PAGE_NAME) as part:
         part.write_text(_page(title, about, command, body), encoding="utf-8")
     return [*written, folder / SUMMARY_NAME, folder / PAGE_NAME]
