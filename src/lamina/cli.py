@@ -40,7 +40,7 @@ COMMANDS = {
                        "say how likely a model finds given translations"),
     "eval-lm": Command("lamina.config.eval_lm:EvalLmConfig", "lamina.commands.eval_lm:run",
                        "measure the perplexity of a language model on a data folder"),
-    "analyze fusion": Command("lamina.config.analyze:AnalyzeFusionConfig", "lamina.commands.analyze:run_fusion",
+    "analyze fusion": Command("lamina.config.analyze:AnalyzeFusionConfig", "lamina.commands.analyze_fusion:run",
                               "show what a model's decoder and softmax read of its encoder, as figures on a page"),
     "analyze depth": Command("lamina.config.analyze:AnalyzeDepthConfig", "lamina.commands.analyze_depth:run",
                              "show what makes a model hard to train deep, as figures on a page"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lamina.analysis.figures import save_figure
+from lamina.errors import ConfigError
 from lamina.files import whole_file
 
 PAGE_NAME, SUMMARY_NAME = "index.html", "summary.csv"
@@ -37,6 +38,16 @@ class Section:
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[Any]] = ()
     facts: Mapping[str, float | str] = field(default_factory=dict)
+
+
+def open_folder(name: str) -> Path:
+    """Before the work begins: what --out names, made if it is not there."""
+    folder = Path(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {name} cannot be a folder: {error.strerror or error}. Choose another name.") from None
+    return folder
 
 
 def write_page(folder: Path, *, title: str, about: Mapping[str, str], command: str, sections: Iterable[Section]) -> list[Path]:

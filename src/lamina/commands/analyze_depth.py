@@ -17,11 +17,10 @@ from lamina.analysis.depth import (
     sums_of,
 )
 from lamina.analysis.depth_page import Measured, change_section, dependency_section, gradient_section, variance_section
-from lamina.analysis.page import PAGE_NAME, Section, write_page
+from lamina.analysis.page import PAGE_NAME, Section, open_folder, write_page
 from lamina.analysis.probes import Sum
 from lamina.analysis.samples import first_batch, made_up_batch, open_task
 from lamina.checkpoint.format import load_checkpoint
-from lamina.commands.analyze import open_folder
 from lamina.config.analyze import AnalyzeDepthConfig
 from lamina.config.fields import flatten
 from lamina.config.model import ModelConfig

@@ -1,9 +1,8 @@
-"""`lamina analyze`: look inside a trained model."""
+"""`lamina analyze fusion`: what a model's decoder and softmax read of its encoder, as figures on a page."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from lamina.analysis import fusion_page
 from lamina.analysis.embeddings import aligned_words, similarity, spectrum, token_tables
 from lamina.analysis.fusion import by_frequency, fusion_weights, gates, mixes_hard, source_attention
 from lamina.analysis.masking import Judge, masks_of, measure_masks
-from lamina.analysis.page import PAGE_NAME, Section, write_page
+from lamina.analysis.page import PAGE_NAME, Section, open_folder, write_page
 from lamina.api import Translator
 from lamina.checkpoint.format import Checkpoint, load_checkpoint
 from lamina.commands.generate import DEFAULT_MAX_TOKENS, open_split
@@ -32,7 +31,7 @@ from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown
 from lamina.text.subword import Whitespace
 
 
-def run_fusion(config: AnalyzeFusionConfig) -> None:
+def run(config: AnalyzeFusionConfig) -> None:
     folder = open_folder(config.out)
     subject = open_subject(config.checkpoint, config.data, seed=config.seed, cpu=config.cpu)
     # All of it before the first file: what fails leaves an earlier page as it was.
@@ -54,15 +53,6 @@ class Subject(NamedTuple):
     @property
     def model(self) -> EncoderDecoder:
         return self.translator.models[0]
-
-
-def open_folder(name: str) -> Path:
-    folder = Path(name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {name} cannot be a folder: {error.strerror or error}. Choose another name.") from None
-    return folder
 
 
 def open_subject(path: str, data: AnalyzedData, *, seed: int, cpu: bool) -> Subject:
