@@ -206,6 +206,14 @@ def test_a_language_model(tmp_path, capsys):
     assert any(line.startswith("| decoder layers ") and line.endswith(" of 3") for line in lines)
     assert (tmp_path / "small.curve.png").exists()
     assert load_checkpoint(tmp_path / "small.pt").model_config().decoder.num_layers == 2
+    evaluate = ["eval-lm", data, "--gen-subset", "valid", "--cpu", "--path"]
+    capsys.readouterr()
+    assert main([*evaluate, str(full), "--model-overrides", "{'decoder_layers_to_keep':'0,2'}"]) == 0
+    on_demand = capsys.readouterr().out.splitlines()
+    assert on_demand[0] == "| Pruning model to specified layer configuration"
+    prune(capsys, full, "--decoder-layers-to-keep", "0,2", "--output", tmp_path / "half.pt")
+    assert main([*evaluate, str(tmp_path / "half.pt")]) == 0
+    assert capsys.readouterr().out.splitlines() == on_demand[1:]
     for words, message in ((["--encoder-layers-to-keep", "1"], "--encoder-layers-to-keep has no effect: the language_modeling"),
                            ([data, "--search", "--encoder-layers", "1"], "--encoder-layers has no effect: "),
                            ([data, "--curve", "encoder"], f"--curve encoder has nothing to draw: {full} has no encoder"),

@@ -1,7 +1,7 @@
 """A smaller model out of a trained one: some of its layers, renumbered, and everything else as it was.
 
 A pruned model computes what the whole one computes with the other layers skipped. All here is pure: configuration and
-weights in, configuration and weights out.
+weights in, configuration and weights out; what there is to say goes to the caller.
 """
 
 from __future__ import annotations
