@@ -31,8 +31,8 @@ MIGRATING_INTRODUCTION = """\
 # Coming from fairseq
 
 `python preprocess.py` or `fairseq-preprocess` becomes `lamina preprocess`, `python train.py` or `fairseq-train` becomes
-`lamina train`. The rest of the line stays; `average_checkpoints.py` becomes `lamina average`. `eval_lm` is not
-there yet.
+`lamina train`. The rest of the line stays; `average_checkpoints.py` becomes `lamina average`, and
+`eval_lm.py` or `fairseq-eval-lm` becomes `lamina eval-lm`.
 
 An option of fairseq 0.9 either does what it did, under its name or an alias; or it is *retired*: accepted, with one line
 that says why it has no effect; or it is *refused*, because the run would not be the one you asked for. The tables below
@@ -45,8 +45,8 @@ list them all. An unknown option is an error that names the nearest one.
   subword models ([formats](formats.md)). Folders of fairseq's other layouts must be made again.
 - **Dictionaries** (`dict.LANG.txt`) and subword-nmt codes (`--bpe-codes`), in fairseq's order and format.
 - **Weights**, from Python: `lamina.interop.fairseq.model_from_fairseq(args, state_dict, source_vocab_size,
-  target_vocab_size)` returns a Lamina model for a plain Transformer of fairseq or its forks, or for RoBERTa. It gives the
-  references' log-probabilities to 2e-6.
+  target_vocab_size)` returns a Lamina model for a Transformer, a language model or a RoBERTa of fairseq or its forks. It gives
+  the references' log-probabilities to 2e-6.
 - **Not checkpoint files**: a fairseq `.pt` is refused, and fairseq cannot read ours. A converter is a later step.
 
 ## What differs on purpose
@@ -92,6 +92,15 @@ Training:
 - **`--num-workers`** counts threads; 0 prepares batches in the main thread.
 
 - **Masks** never cover `<s>` and `</s>`, and a random word is never `<mask>` ([masked language models](masked-lm.md)).
+
+Language models ([their page](language-models.md)):
+
+- **`adaptive_loss`** counts every word. The references leave out the second word of each band of rarer words, which they take
+  for padding there, and give it a zero vector at the input.
+- **Blocks do not run from one file into the next** (train, train1, ..).
+- **`eval-lm`** reads as many tokens at a time as the model takes unless `--tokens-per-sample` says otherwise, and prints its
+  loss in bits, as later fairseq does. By word, one that a block cuts in two counts once, not twice.
+- **A prompt's length is no part of `--max-len-b` and `--min-len`** in `interactive`.
 
 Text:
 
