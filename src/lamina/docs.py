@@ -90,6 +90,9 @@ Training:
   Pruning one side leaves the other whole, and what a pruned model saves loads with and without the list
   ([LayerDrop](layerdrop.md#prune-on-demand)).
 - **`--num-workers`** counts threads; 0 prepares batches in the main thread.
+- **Admin** (`--init-type`, of Transformer-Clinic) runs in one command: `admin` profiles, then trains. Its two steps run as they
+  are, and `profile.ratio.init` lies in `--save-dir`; no later command needs it. `adaptive*` count padding as the fork does,
+  `admin` leaves it out ([Admin](admin.md)).
 
 - **Masks** never cover `<s>` and `</s>`, and a random word is never `<mask>` ([masked language models](masked-lm.md)).
 

@@ -21,30 +21,24 @@ Note = Callable[[str], None]
 def fill_omegas_(model: nn.Module, init: ProfiledInit, first_batches: Callable[[int], Sequence[AnyBatch]], save_dir: Path,
                  seed: int, note: Note) -> None:
     """Before anything else touches the weights: they are still float32, whatever training computes in."""
-    match init:
-        case Adaptive():
-            path = _find_profile(init, save_dir, note)
-            if path is not None:
-                profile = read_profile(path, model)
-                set_omegas_(model, profile)
-                note(f"Admin: omegas taken from {path}: {_describe(profile)}")
-                return
-            note(f"Admin: there is no {PROFILE_NAME} in {save_dir} or the current folder: profiling now, as --init-type admin "
-                 "does")
-        case AdaptiveProfiling():
-            profile = _measure_(model, first_batches(init.profile_batches), seed, note, counts_pads=True)
-            write_profile(save_dir / PROFILE_NAME, profile)
-            note(f"Admin: wrote {save_dir / PROFILE_NAME}; the same line with --init-type adaptive trains with it")
-            return
-    _measure_(model, first_batches(init.profile_batches), seed, note, counts_pads=False)
+    path = _find_profile(init, save_dir, note) if isinstance(init, Adaptive) else None
+    if path is not None:
+        profile = read_profile(path, model)
+        note(f"Admin: omegas taken from {path}: {_describe(profile)}")
+    else:
+        profile = measure_profile(model, first_batches(init.profile_batches), seed, note,
+                                  counts_pads=isinstance(init, AdaptiveProfiling))
+    if isinstance(init, AdaptiveProfiling):
+        write_profile(save_dir / PROFILE_NAME, profile)
+        note(f"Admin: wrote {save_dir / PROFILE_NAME}; the same line with --init-type adaptive trains with it")
+    # One process so far: with more, the first one's profile is everybody's, and is sent around here.
+    set_omegas_(model, profile)
 
 
-def _measure_(model: nn.Module, batches: Sequence[AnyBatch], seed: int, note: Note, *, counts_pads: bool) -> Profile:
-    was_training = model.training
-    # Dropout as in training, but drawn aside: training draws what it would have drawn.
-    device = next(model.parameters()).device
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+def measure_profile(model: nn.Module, batches: Sequence[AnyBatch], seed: int, note: Note, *, counts_pads: bool) -> Profile:
+    """On these batches, with dropout as in training, but drawn aside: training draws what it would have drawn."""
+    was_training, device = model.training, next(model.parameters()).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         model.train()
         forwards = [lambda batch=batch: model(*batch.inputs) for batch in batches]  # type: ignore[misc]
@@ -73,6 +67,7 @@ def _find_profile(init: Adaptive, save_dir: Path, note: Note) -> Path | None:
         return save_dir / PROFILE_NAME
     here = Path(PROFILE_NAME)
     if not here.is_file():
+        note(f"Admin: there is no {PROFILE_NAME} in {save_dir} or the current folder: profiling now, as --init-type admin does")
         return None
     note(f"Admin: no {PROFILE_NAME} in {save_dir}: taking the one in the current folder")
     return here
