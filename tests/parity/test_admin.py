@@ -9,7 +9,8 @@ from lamina.init.deepnet import DeepNetConstants
 from lamina.interop.fairseq import places
 from lamina.train.loss import label_smoothed_loss
 
-FIXTURES = ["admin_adaptive", "rezero", "rezero_postln", "deepnet", *(["admin_default_postln", "rezero_preln"] if HAS_ALL else [])]
+FIXTURES = ["admin_adaptive", "rezero", "rezero_postln", "deepnet",
+            *(["admin_default_postln", "rezero_preln"] if HAS_ALL else [])]
 
 
 @pytest.mark.parametrize("fixture", FIXTURES)
