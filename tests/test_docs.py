@@ -88,7 +88,7 @@ def test_the_readme_runs_from_text_to_a_score(tmp_path, monkeypatch, capsys):
     for words in commands:
         assert main([*words, *shlex.split(QUICKER[words[0]])]) == 0, words
     output = capsys.readouterr().out
-    assert "test BLEU: " in output
+    assert "| test BLEU" in output
     assert re.search(r"valid on 'valid' subset \| .*\| bleu \d", output)
     assert re.search(r"Generate test with beam=2: BLEU4 = [\d.]+, ", output)
 
