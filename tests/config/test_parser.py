@@ -1,5 +1,6 @@
 """The command line: the references' hard cases, recipes, help."""
 
+import shlex
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ from lamina.cli import COMMANDS, load, main
 from lamina.config import presets
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, RETIRED, retired_for
 from lamina.config.fields import flatten
-from lamina.config.parser import make_parser, parse, resolve
+from lamina.config.parser import make_parser, parse, resolve, spelled_out
 from lamina.config.presets import PRESETS
 from lamina.config.train import TrainConfig
 from lamina.errors import ConfigError
@@ -212,3 +213,18 @@ def test_an_arch_belongs_to_a_task(monkeypatch):
     monkeypatch.setitem(presets.PRESETS, "deep", presets.tiny)
     with pytest.raises(ConfigError, match="--arch deep is a preset for --task chess, and the task is translation"):
         train_config("--arch", "deep")
+
+
+@pytest.mark.parametrize(("command", "words"), [
+    ("analyze fusion", ["a.pt", "data dir", "--out", "x", "--sentence", "it's $5", "--metric", "loss", "--seed", "-3"]),
+    ("analyze fusion", ["a.pt", "data", "--out", "x", "--remove-bpe"]),
+    ("score", ["--ref", "a,b", "c d", "--metric", "bleu,chrf"]),
+    ("interactive", ["--path", "x.pt", "--lenpen", "0.6", "--unkpen", "-0.5"]),
+])
+def test_a_configuration_spelled_out_gives_itself(command, words):
+    cls = load(COMMANDS[command].config)
+    config = resolve(cls, parse(f"lamina {command}", cls, "", words)[0])
+    line = spelled_out(f"lamina {command}", config)
+    assert line.startswith(f"lamina {command} ")
+    again = shlex.split(line)[1 + len(command.split()):]
+    assert resolve(cls, parse(f"lamina {command}", cls, "", again)[0]) == config

@@ -8,7 +8,7 @@ import numpy as np
 
 from lamina.analysis import charts
 from lamina.analysis.embeddings import Similarity, Spectrum
-from lamina.analysis.fusion import QUANTILES, FrequencyBin, FusionWeights, Gates, SourceAttention
+from lamina.analysis.fusion import QUANTILES, FrequencyBin, FusionWeights, Gates, SourceAttention, mixes_hard
 from lamina.analysis.masking import Masked
 from lamina.analysis.page import Section
 from lamina.models.encoder_decoder import EncoderDecoder
@@ -45,16 +45,17 @@ def head_in_words(model: EncoderDecoder) -> str:
 
 def weights_section(model: EncoderDecoder, weights: FusionWeights | None) -> Section:
     name, title = "fusion_weights", "What each decoder layer reads"
+    besides = " The softmax reads the source embeddings besides, as the gate tells." if mixes_hard(model) else ""
     if weights is None:
         return Section(name, title, "There is no map of fusion weights: every decoder layer of this model reads the encoder's "
-                                    "output and nothing else.")
+                                    f"output and nothing else.{besides}")
     if isinstance(model.memory, LayerWise):
-        text = "Layer-wise attention: each decoder layer reads one encoder layer, and nothing here is learned."
+        text = f"Layer-wise attention: each decoder layer reads one encoder layer, and nothing here is learned.{besides}"
     else:
         by_channel = isinstance(model.memory, LayerAttention) and model.memory.weight.dim() == 3
         text = ("The share of each encoder layer in what a decoder layer's cross-attention reads; a row sums to one"
                 f"{', and each share is the mean over channels' if by_channel else ''}. Equal shares would be "
-                f"{1 / len(weights.columns):.2f}.")
+                f"{1 / len(weights.columns):.2f}.{besides}")
     rows = [(reader + 1, column, f"{share:.6f}", f"{spread:.6f}") for reader in range(len(weights.shares))
             for column, share, spread in zip(weights.columns, weights.shares[reader], weights.spread[reader], strict=True)]
     figure = charts.heat_map(weights.shares, [str(reader + 1) for reader in range(len(weights.shares))], weights.columns,

@@ -215,6 +215,9 @@ def spelled_out(prog: str, config: Any) -> str:
         elif leaf.is_bool:
             flags.append(f"--{'' if value else 'no-'}{leaf.name}")
         else:
+            if leaf.info.is_list:
+                flags.append(f"--{leaf.name} {shlex.join(map(str, value))}")
+                continue
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             flags.append(f"--{leaf.name}={shlex.quote(text)}" if text.startswith("-") else f"--{leaf.name} {shlex.quote(text)}")
     return " ".join((*words, *flags))
