@@ -65,14 +65,17 @@ def tiny_model(config: ModelConfig | None = None, seed: int = 0, **changes: Any)
     return _shaken(build_model(config or tiny_config(**changes), VOCABULARY_SIZE, VOCABULARY_SIZE)).eval()
 
 
-def tiny_language_model(seed: int = 0, *, is_pre_norm: bool = True, num_layers: int = 2, lm: LanguageModelConfig | None = None,
-                        has_learned_positions: bool = False, **embedding: Any) -> DecoderOnly:
+def tiny_lm_config(*, is_pre_norm: bool = True, num_layers: int = 2, lm: LanguageModelConfig | None = None,
+                   has_learned_positions: bool = False, **embedding: Any) -> ModelConfig:
     stack = StackConfig(num_layers=num_layers, model_dim=16, ffn_dim=32, num_heads=2, is_pre_norm=is_pre_norm,
                         has_learned_positions=has_learned_positions)
-    config = ModelConfig(decoder=stack, dropout=DropoutConfig(dropout_p=0.0), lm=lm or LanguageModelConfig(),
-                         embedding=replace(EmbeddingConfig(max_target_positions=64), **embedding))
+    return ModelConfig(decoder=stack, dropout=DropoutConfig(dropout_p=0.0), lm=lm or LanguageModelConfig(),
+                       embedding=replace(EmbeddingConfig(max_target_positions=64), **embedding))
+
+
+def tiny_language_model(seed: int = 0, **changes: Any) -> DecoderOnly:
     torch.manual_seed(seed)
-    return _shaken(build_decoder_only(config, VOCABULARY_SIZE)).eval()
+    return _shaken(build_decoder_only(tiny_lm_config(**changes), VOCABULARY_SIZE)).eval()
 
 
 def tiny_masked_model(seed: int = 0, *, is_fresh: bool = False, num_classes: int = 0, **stack: Any) -> MaskedModel:

@@ -94,7 +94,7 @@ def test_eval_lm_agrees_with_validation_and_with_python(data, model, capsys):
     metrics = load_checkpoint(model).metrics
     bits, out = evaluated(f"{data}/data --path {model} --gen-subset valid", capsys)
     assert bits == pytest.approx(metrics["nll_loss"], abs=1e-4)
-    assert re.search(r"^\| num\. model params: \d+$", out, re.MULTILINE)
+    assert re.search(r"^num\. model params: \d+$", out, re.MULTILINE)
     # Sentence by sentence, the same as texts that are scored one by one.
     bits, _ = evaluated(f"{data}/data --path {model} --gen-subset valid --sample-break-mode eos", capsys)
     lines = (data / "text" / "valid.en").read_text().splitlines()
@@ -159,6 +159,17 @@ def test_the_published_line_with_layers_to_keep(data, model, capsys):
     assert evaluated(f"{data}/data --path {model} --decoder-layers-to-keep 0,2", capsys)[0] == bits
     assert run(f"prune {model} --decoder-layers-to-keep 0,2 --output {data}/pruned.pt") == 0
     assert evaluated(f"{data}/data --path {data}/pruned.pt", capsys)[0] == bits
+
+
+def test_the_average_of_language_models_is_one(data, model, capsys):
+    folder = model.parent
+    assert run(f"average --inputs {folder}/checkpoint1.pt {folder}/checkpoint2.pt --output {data}/average.pt") == 0
+    evaluated(f"{data}/data --path {data}/average.pt", capsys)
+
+
+def test_going_on_with_another_task_is_an_error(data, model, capsys):
+    assert run(f"train {data}/data --task masked_lm --arch tiny_masked --max-tokens 64 --save-dir {model.parent}") == 2
+    assert "was trained with --task language_modeling, not masked_lm" in error_of(capsys)
 
 
 def test_folders_that_fairseq_made(tmp_path, data, capsys):

@@ -3,13 +3,16 @@
 import pytest
 import torch
 
+from lamina.checkpoint.format import load_weights_
+from lamina.checkpoint.prune import Keep, prune
 from lamina.config.decode import SearchConfig
 from lamina.config.model import LanguageModelConfig
 from lamina.decode.beam import Search
 from lamina.errors import ConfigError
+from lamina.models.build import build_decoder_only
 from lamina.nn.stack import Runs
 from lamina.text.vocabulary import EOS
-from tiny import VOCABULARY_SIZE, pad, tiny_language_model, tiny_pair
+from tiny import VOCABULARY_SIZE, pad, tiny_language_model, tiny_lm_config, tiny_pair
 
 BANDS = {"softmax_cutoff": (10, 20), "softmax_factor": 2.0}
 INPUT = {"is_adaptive": True, "input_cutoff": (10, 20), "input_factor": 2.0}
@@ -71,6 +74,17 @@ def test_skipped_layers_are_skipped_in_every_path(model, runs):
     state = model.start(tokens(), 8, runs=chosen)
     steps = [model.step(tokens()[:, place], state) for place in range(8)]
     torch.testing.assert_close(torch.stack(steps, dim=1), whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kept", [(0,), (1,)])
+def test_pruning_is_skipping(kept):
+    for options in CONFIGURATIONS.values():
+        config, model = tiny_lm_config(**options), tiny_language_model(**options)
+        pruned_config, weights = prune(config, dict(model.named_parameters()), Keep(decoder=kept))
+        pruned = build_decoder_only(pruned_config, VOCABULARY_SIZE).eval()
+        load_weights_(pruned, weights)
+        runs = Runs(decoder=tuple(layer in kept for layer in range(2)))
+        torch.testing.assert_close(pruned.log_probs(tokens()), model.log_probs(tokens(), runs), rtol=0, atol=1e-6)
 
 
 def test_greedy_continues_a_prompt_with_the_best_token(model):

@@ -10,6 +10,7 @@ from lamina.config.fields import flatten
 from lamina.config.presets import transformer_lm_wiki103
 from lamina.config.train import CrossEntropy
 from lamina.data.batching import TokenBatch
+from lamina.errors import CheckpointError
 from lamina.interop.fairseq import language_model_config, model_from_fairseq
 from lamina.models.build import build_decoder_only
 from lamina.text.subword import Whitespace, subword_to_dict
@@ -103,5 +104,22 @@ def test_eval_lm_prints_what_the_reference_printed(tmp_path, capsys, kept, count
                  "--tokens-per-sample", "32", *overrides]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert ("| Pruning model to specified layer configuration" in lines) == (kept != "all")
-    assert f"| num. model params: {count}" in lines
+    assert f"num. model params: {count}" in lines
     assert lines[-1] == read_json("fairseq_main_lm_layerdrop")["expected"][kept]
+
+
+def test_arguments_of_old_checkpoints():
+    """Before there was --no-decoder-final-norm, language models had no final norm and another name for tying."""
+    args = {"decoder_embed_dim": 32, "decoder_attention_heads": 4, "adaptive_input": True, "adaptive_input_cutoff": "20,40",
+            "adaptive_softmax_cutoff": "20,40", "tie_adaptive_weights": True, "tokens_per_sample": 64}
+    old = language_model_config({**args, "no_tie_adaptive_proj": False})
+    assert not old.lm.has_final_norm
+    assert old.lm.ties_projections
+    assert old.decoder.is_pre_norm
+    assert old.embedding.max_target_positions == 64
+    assert language_model_config(args).lm.has_final_norm
+
+
+def test_what_cannot_be_built_is_refused_by_name():
+    with pytest.raises(CheckpointError, match="character_embeddings=True"):
+        language_model_config({"character_embeddings": True})

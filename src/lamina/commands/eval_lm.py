@@ -9,6 +9,7 @@ import numpy as np
 
 from lamina import console
 from lamina.api_lm import LanguageModel
+from lamina.checkpoint.prune import PRUNING_LINE
 from lamina.commands.generate import load_model
 from lamina.config.eval_lm import EvalLmConfig
 from lamina.data.blocks import TokenBlocks, find_language, open_blocks
@@ -23,8 +24,7 @@ DEFAULT_MAX_TOKENS = 36000
 
 
 def run(config: EvalLmConfig) -> None:
-    # On standard output, to the letter of the references: scripts look for both lines.
-    model: LanguageModel = load_model(config.files, LanguageModel, say=lambda text: print(f"| {text}"), says_size=True)
+    model: LanguageModel = load_model(config.files, LanguageModel, say=_say, says_size=True)
     data = config.data
     max_length = data.block_size or model.max_positions
     corpus = _open_blocks(config, model, max_length)
@@ -53,6 +53,11 @@ def run(config: EvalLmConfig) -> None:
     if config.has_word_stats:
         for stat in sorted(tally.stats.values(), key=lambda stat: -stat.count):
             print(stat.line())
+
+
+def _say(text: str) -> None:
+    """On standard output and to the letter of the references, where only the line about pruning has a bar."""
+    print(f"| {text}" if text == PRUNING_LINE else text)
 
 
 def _open_blocks(config: EvalLmConfig, model: LanguageModel, max_length: int) -> TokenBlocks:

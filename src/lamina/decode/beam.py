@@ -24,8 +24,9 @@ from lamina.decode.constraints import Constraints
 from lamina.decode.rules import Rules
 from lamina.decode.sampling import uniforms_for
 from lamina.decode.trace import Hypothesis, Trace
-from lamina.models.decoder_only import DecoderOnly, TextState
-from lamina.models.encoder_decoder import DecoderState, EncoderDecoder
+from lamina.models.decoder_only import DecoderOnly
+from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.nn.cache import StepState
 from lamina.nn.stack import ALL_RUN, Runs
 from lamina.text.vocabulary import EOS, PAD
 
@@ -124,7 +125,7 @@ class Search:
                 rows, tokens, scores, num_ended, is_done, past = (
                     part.index_select(0, kept) for part in (rows, tokens, scores, num_ended, is_done, past))
 
-    def _log_probs(self, tokens: Tensor, states: Sequence[DecoderState] | Sequence[TextState]) -> Tensor:
+    def _log_probs(self, tokens: Tensor, states: Sequence[StepState]) -> Tensor:
         """Of each beam's next token: the logarithm of the models' mean probability. (B, K, V)"""
         total = None
         for model, state in zip(self.models, states, strict=True):

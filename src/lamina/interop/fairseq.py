@@ -134,6 +134,8 @@ def language_model_config(args: Mapping[str, Any]) -> ModelConfig:
     # Both are what the reference fills in where its arguments are silent.
     positions = args.get("max_target_positions") or args.get("tokens_per_sample")
     filled = {"decoder_normalize_before": True} | dict(args) | {"max_target_positions": positions}
+    if "no_tie_adaptive_proj" in args:  # of the time when no language model had a final norm
+        filled["no_decoder_final_norm"] = True
     return config_from_args(filled, _IN_LANGUAGE_MODELS)
 
 

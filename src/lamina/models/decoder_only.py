@@ -4,37 +4,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from lamina.nn.adaptive import AdaptiveHead
-from lamina.nn.cache import Ancestry, KeyValues
+from lamina.nn.cache import Ancestry, KeyValues, StepState
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.heads import LinearHead, Term, log_probs, sharpen
 from lamina.nn.layout import Layout
 from lamina.nn.stack import ALL_RUN, CausalLayer, LayerStack, Runs
-
-
-@dataclass
-class TextState:
-    """What stepwise generation carries from one token to the next, for K beams of each of B texts."""
-
-    layers: list[KeyValues]
-    ancestry: Ancestry
-    length: int = 0
-    runs: Runs = ALL_RUN
-
-    def reorder_(self, parents: Tensor) -> None:
-        """Beam k of each text goes on from what was beam parents[:, k]. parents: (B, K)"""
-        self.ancestry.reorder_(parents, self.length)
-
-    def select_(self, rows: Tensor) -> None:
-        """Only these texts go on. rows: (B',)"""
-        self.ancestry.select_(rows)
-        for layer in self.layers:
-            layer.select_(rows)
 
 
 class DecoderOnly(nn.Module):
@@ -74,7 +52,7 @@ class DecoderOnly(nn.Module):
 
     @torch.no_grad()
     def start(self, tokens: Tensor, max_length: int | None = None, num_beams: int = 1,
-              runs: Runs = ALL_RUN) -> TextState:
+              runs: Runs = ALL_RUN) -> StepState:
         """Prepare for at most `max_length` tokens of `num_beams` texts each; of `tokens` (B, ...) only the number counts."""
         max_length = max_length or self.max_target_positions
         layers = []
@@ -83,10 +61,10 @@ class DecoderOnly(nn.Module):
             like = layer.attention.split(layer.attention.out_proj.weight.new_empty(len(tokens), 0,
                                                                                    layer.attention.out_proj.in_features))
             layers.append(KeyValues.empty(like, num_beams, max_length))
-        return TextState(layers, Ancestry(len(tokens), num_beams, max_length, tokens.device), runs=runs)
+        return StepState(layers=layers, ancestry=Ancestry(len(tokens), num_beams, max_length, tokens.device), runs=runs)
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: TextState, temperature: float = 1.0) -> Tensor:
+    def step(self, tokens: Tensor, state: StepState, temperature: float = 1.0) -> Tensor:
         """Feed each beam its next token; log-probabilities of the one after. tokens: (B, K) -> (B, K, V), or (B,) -> (B, V)"""
         ids = tokens.view(len(tokens), -1)
         embedded = self.target_embedding.step(ids, state.length)

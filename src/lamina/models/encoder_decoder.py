@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lamina.nn.cache import Ancestry, KeyValues, LayerCache, select_rows
+from lamina.nn.cache import Ancestry, KeyValues, LayerCache, StepState, select_rows
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.fusion import Memory
 from lamina.nn.heads import Head, Term, log_probs, sharpen
@@ -26,28 +26,16 @@ class Encoded(NamedTuple):
     ids: Tensor  # (B, S)
 
 
-@dataclass
-class DecoderState:
-    """What stepwise decoding carries from one token to the next, for K beams of each of B sentences."""
+@dataclass(kw_only=True)
+class DecoderState(StepState):
+    """Besides its own past, what the decoder reads of the sources."""
 
-    layout: Layout  # of the sources
-    surface: Any  # what the head reads of them
-    layers: list[LayerCache | None]  # None: a layer that does not run
-    ancestry: Ancestry
-    length: int = 0
-    runs: Runs = ALL_RUN
-
-    def reorder_(self, parents: Tensor) -> None:
-        """Beam k of each sentence goes on from what was beam parents[:, k]. parents: (B, K)"""
-        self.ancestry.reorder_(parents, self.length)
+    layout: Layout
+    surface: Any  # what the head reads
 
     def select_(self, rows: Tensor) -> None:
-        """Only these sentences go on. rows: (B',)"""
+        super().select_(rows)
         self.layout, self.surface = select_rows((self.layout, self.surface), rows)
-        self.ancestry.select_(rows)
-        for layer in self.layers:
-            if layer is not None:
-                layer.select_(rows)
 
 
 class EncoderDecoder(nn.Module):
@@ -102,8 +90,8 @@ class EncoderDecoder(nn.Module):
             assert isinstance(layer, DecoderLayer)
             keys, values = (part.contiguous() for part in layer.cross_attention.project(self.memory(memory, index)))
             layers.append(LayerCache(KeyValues.empty(keys, num_beams, max_length), (keys, values)))
-        return DecoderState(encoded.layout, self.head.start(*encoded), layers,
-                            Ancestry(len(source), num_beams, max_length, source.device), runs=runs)
+        return DecoderState(layers=layers, ancestry=Ancestry(len(source), num_beams, max_length, source.device), runs=runs,
+                            layout=encoded.layout, surface=self.head.start(*encoded))
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: DecoderState, temperature: float = 1.0) -> Tensor:

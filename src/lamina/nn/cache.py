@@ -9,11 +9,15 @@ reads the sentence's slots through that note as a mask. A sentence that is finis
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from lamina.nn.stack import Runs
 
 T = TypeVar("T")
 FIRST_CAPACITY = 32  # steps that memory is set aside for at first; it doubles from there
@@ -94,6 +98,27 @@ class Ancestry:
 
     def select_(self, rows: Tensor) -> None:
         self.slots = self.slots.index_select(0, rows)
+
+
+@dataclass(kw_only=True)
+class StepState:
+    """What stepwise decoding carries from one token to the next, for K beams of each of B texts."""
+
+    layers: Sequence[Any]  # KeyValues or LayerCache; None: a layer that does not run
+    ancestry: Ancestry
+    runs: Runs
+    length: int = 0
+
+    def reorder_(self, parents: Tensor) -> None:
+        """Beam k of each text goes on from what was beam parents[:, k]. parents: (B, K)"""
+        self.ancestry.reorder_(parents, self.length)
+
+    def select_(self, rows: Tensor) -> None:
+        """Only these texts go on. rows: (B',)"""
+        self.ancestry.select_(rows)
+        for layer in self.layers:
+            if layer is not None:
+                layer.select_(rows)
 
 
 def select_rows(value: T, rows: Tensor) -> T:
