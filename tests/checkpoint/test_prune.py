@@ -21,6 +21,8 @@ DEPTH = 3
 # Every choice for one side with one for the other.
 SUBSETS = [None, *(layers for number in range(1, DEPTH) for layers in itertools.combinations(range(DEPTH), number))]
 KEEPS = [*(Keep(layers, (0, 2)) for layers in SUBSETS), *(Keep((1, 2), layers) for layers in SUBSETS), Keep((0,), None)]
+# First, last and middle layers go from either side, or one side stays whole.
+FEW_KEEPS = [Keep((1, 2), (0, 2)), Keep((0,), (1,)), Keep((2,), None), Keep(None, (1, 2)), Keep((0, 2), (0, 1))]
 ORDERS = {"post": {}, "pre": {"is_pre_norm": True}}
 INITS = {"plain": DefaultInit(), "admin": Admin(), "rezero": ReZeroInit(), "rezero post-norm": ReZeroPostNorm(),
          "deepnet": DeepNet()}
@@ -55,7 +57,7 @@ def test_a_pruned_model_computes_what_the_whole_one_does_with_the_other_layers_s
     model = tiny_model(config)
     source, target = tiny_pair()
     whole = model.log_probs(source, target)
-    for keep in KEEPS:
+    for keep in KEEPS if residual.endswith("plain") else FEW_KEEPS:
         small = pruned_model(config, model, keep)
         skipped = model.log_probs(source, target, runs_of(keep))
         assert not torch.allclose(skipped, whole, atol=1e-3), keep

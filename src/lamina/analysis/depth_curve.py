@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lamina.analysis.figures import COLOURS, MARKERS, new_figure, save_figure
-from lamina.analysis.subsets import EVENLY_SPACED, RULES, SEARCHED, Subset, by_rule, descend, most_measurements
+from lamina.analysis.subsets import EVENLY_SPACED, RULES, SEARCHED, Scored, Subset, by_rule, descend, most_measurements, ranked
 from lamina.config.keep import SIDES
 from lamina.errors import ConfigError
 
 COLUMNS = ("depth", "choice", "encoder_layers", "decoder_layers", "{metric}", "tokens_per_second")
+
+
+# Losses that differ by more than this factor would squeeze the good ones into a line.
+LOG_FROM = 4.0
 
 
 class Point(NamedTuple):
@@ -37,7 +41,7 @@ def curve_stacks(whole: Subset, stacks: str, path: Path) -> str:
 def num_measurements(whole: Subset, stacks: str, width: int) -> int:
     """At most, for a progress bar."""
     depths = depths_of(whole, stacks)
-    return most_measurements(whole.depths, depths[-1], width) + (len(RULES) + 1) * len(depths) + 1
+    return most_measurements(whole.depths, depths[-1], width) + (2 * len(RULES) + 1) * len(depths) + 1
 
 
 def depths_of(whole: Subset, stacks: str) -> list[tuple[int, int]]:
@@ -59,9 +63,12 @@ def measure_curve(whole: Subset, stacks: str, quality: Callable[[Subset], float]
     all_depths = depths_of(whole, stacks)
     rates = speed([by_rule(EVENLY_SPACED, depths, whole) for depths in all_depths])
     for depths, rate in zip(all_depths, rates, strict=True):
-        found = descend(frontier, depths, quality, width=width, is_maximized=is_maximized)
-        frontier = [item.subset for item in found[:width]]
-        choices = {rule: by_rule(rule, depths, whole) for rule in RULES} | {SEARCHED: found[0].subset}
+        choices = {rule: by_rule(rule, depths, whole) for rule in RULES}
+        # As --search does: the rules' choices are in the running, and the next depth may go on from them.
+        found = ranked([*descend(frontier, depths, quality, width=width, is_maximized=is_maximized),
+                        *(Scored(subset, quality(subset)) for subset in choices.values())], is_maximized=is_maximized)
+        frontier = list(dict.fromkeys(item.subset for item in found))[:width]
+        choices[SEARCHED] = found[0].subset
         depth = depths[1] if stacks == "decoder" else depths[0] if stacks == "encoder" else max(depths)
         points += [Point(depth, choice, subset, quality(subset), rate) for choice, subset in choices.items()]
     return points
@@ -77,10 +84,19 @@ def draw_curve(path: Path, points: Sequence[Point], *, stacks: str, metric: str)
                      linewidth=3.2 - 0.7 * number, linestyle=("-", "--", "-.", "-")[number])
     rates = {point.depth: point.tokens_per_second for point in points}
     speed.plot(list(rates), list(rates.values()), color=COLOURS[0], marker=MARKERS[0], linewidth=1.6, markersize=5)
-    layers = f"{stacks} layers kept" if stacks != "both" else "layers kept, of each stack at most"
+    is_level = len(set(points[0].subset.depths)) == 1
+    layers = f"{stacks} layers kept" if stacks != "both" else f"layers kept in each stack{'' if is_level else ', at most'}"
     quality.set(xlabel=layers, ylabel="BLEU" if metric == "bleu" else "loss (bits a token)",
                 title="quality (higher is better)" if metric == "bleu" else "quality (lower is better)")
     speed.set(xlabel=layers, ylabel="target tokens a second", title="decoding speed", ylim=(0, None))
+    values = [point.value for point in points]
+    if metric == "loss" and min(values) > 0 and max(values) > LOG_FROM * min(values):
+        from matplotlib.ticker import LogLocator, NullFormatter
+
+        quality.set_yscale("log")
+        quality.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        quality.yaxis.set_major_formatter("{x:g}")
+        quality.yaxis.set_minor_formatter(NullFormatter())
     for panel in (quality, speed):
         panel.set_xticks(list(rates))
     figure.legend(*quality.get_legend_handles_labels(), loc="outside lower center", ncols=len(RULES) + 1, frameon=False)
