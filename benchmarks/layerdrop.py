@@ -16,17 +16,17 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from steps import made_up_batch
 from table import machine, show
 
+from lamina.api import DTYPES
 from lamina.config.model import DropoutConfig, EmbeddingConfig, ModelConfig, StackConfig
 from lamina.config.train import OptimizationConfig, PrecisionConfig
 from lamina.data.batching import Batch
 from lamina.models.build import build_model
-from lamina.text.vocabulary import EOS, FIRST_WORD_ID
 from lamina.train.layer_drop import LayerDrop
 from lamina.train.update import Updater
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SENTENCE_LENGTH = 32
 
 
@@ -36,14 +36,6 @@ def model_config(layers: int, width: int, rate: float) -> ModelConfig:
                         layer_drop_p=rate)
     return ModelConfig(encoder=stack, decoder=stack, dropout=DropoutConfig(dropout_p=0.1),
                        embedding=EmbeddingConfig(share_all=True))
-
-
-def made_up_batch(max_tokens: int, vocabulary: int, device: torch.device) -> Batch:
-    rows = max(1, max_tokens // SENTENCE_LENGTH)
-    source, target = (torch.randint(FIRST_WORD_ID, vocabulary, (rows, SENTENCE_LENGTH)) for _ in range(2))
-    target[:, -1] = EOS
-    target_in = torch.cat([target[:, -1:], target[:, :-1]], dim=1)
-    return Batch(source, target_in, target, source.numel(), target.numel(), tuple(range(rows))).to(device)
 
 
 def timed_update(updater: Updater, batch: Batch, number: int, drop: LayerDrop) -> tuple[float, float, float]:
@@ -81,7 +73,7 @@ def main() -> None:
     config = model_config(options.layers, options.width, 0.0)
     model = build_model(config, options.vocabulary, options.vocabulary).to(device)
     updater = Updater(model, OptimizationConfig(), PrecisionConfig(fp16=options.precision == "fp16"), DTYPES[options.precision])
-    batch = made_up_batch(options.max_tokens, options.vocabulary, device)
+    batch = made_up_batch(options.vocabulary, options.max_tokens, device, SENTENCE_LENGTH)
     rates = [float(rate) for rate in options.rates.split(",")]
     drops = {rate: LayerDrop(model_config(options.layers, options.width, rate), seed=1) for rate in rates}
     for number in range(2):

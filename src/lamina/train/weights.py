@@ -32,6 +32,7 @@ class FlatWeights:
         self.compute = torch.zeros(size, device=device, dtype=dtype) if self.is_half else self.master
         self.compute_grad = torch.zeros(size, device=device, dtype=dtype)
         self.grad = torch.zeros(size, device=device) if self.is_half else self.compute_grad
+        self._grad_views = list(self.views(self.grad))  # cut once: a deep model has a thousand
         with torch.no_grad():
             for view, parameter in zip(self.views(self.master), parameters.values(), strict=True):
                 view.copy_(parameter)
@@ -60,7 +61,7 @@ class FlatWeights:
 
     def grad_norms(self) -> Tensor:
         """One norm a parameter, in one multi-tensor kernel; they also tell which gradient was not finite. (P,)"""
-        return torch.stack(torch._foreach_norm(list(self.views(self.grad))))
+        return torch.stack(torch._foreach_norm(self._grad_views))
 
     def publish_(self) -> None:
         """Let the model compute with the masters' new values."""
