@@ -35,9 +35,10 @@ lint: $(VENV)/.linters  ## check style and types
 docs: $(VENV)/.installed  ## write the generated pages of docs/
 	$(BIN)/python -m lamina.docs docs
 
-bench: $(VENV)/.installed  ## measure preprocess and train on made-up data
+bench: $(VENV)/.installed  ## measure preprocess, train and LayerDrop on made-up data
 	$(BIN)/python benchmarks/preprocess.py
 	$(BIN)/python benchmarks/train.py
+	$(BIN)/python benchmarks/layerdrop.py
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache build dist src/*.egg-info

@@ -155,6 +155,7 @@ def test_curve(trained, tmp_path, capsys):
     (["--output", "{out}", "--decoder-layers-to-keep", "0,1,2,3"], "there is nothing to prune"),
     (["--output", "{out}", "--decoder-layers-to-keep", "0,4"], "names layer 4, but the decoder of {path} has 4 layers, 0 to 3"),
     (["{data}", "--output", "{out}", "--decoder-layers-to-keep", "2"], "a data folder has no effect without --search"),
+    (["--output", "{out}", "--decoder-layers-to-keep", "2", "--metric", "bleu"], "--metric has no effect without --search or"),
     (["--output", "{out}", "--search", "--decoder-layers", "2"], "--search and --curve measure on data"),
     (["{data}", "--output", "{out}", "--search"], "--search needs a budget"),
     (["{data}", "--output", "{out}", "--search", "--decoder-layers", "9"], "--decoder-layers is 9, but {path} has 4"),

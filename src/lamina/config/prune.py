@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lamina.config.fields import REQUIRED, check, flag, part
+from lamina.config.fields import REQUIRED, check, flag, flatten, part
 from lamina.config.keep import KeepConfig
 
 
@@ -71,3 +71,6 @@ class PruneConfig:
         check(not measures or self.data is not None,
               "--search and --curve measure on data: give the data folder after the checkpoint.")
         check(measures or self.data is None, "a data folder has no effect without --search or --curve. Leave it out.")
+        default = flatten(LayerSearchConfig()) | flatten(LayerMetricConfig())
+        given = [name for name, value in (flatten(self.search) | flatten(self.measure)).items() if value != default[name]]
+        check(measures or not given, f"--{given[0] if given else ''} has no effect without --search or --curve. Leave it out.")
