@@ -226,6 +226,16 @@ def test_the_references_lines(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("task", ["lm", "task"])
+def test_pretrained_embeddings(folder, tmp_path, task):
+    write_lines(tmp_path / "vectors.txt", ["1 32", "cat " + " ".join(["0.5"] * 32)])
+    flags = [*(MASKED if task == "lm" else FINE), "--lr", "1e-12", "--max-update", "1"]
+    assert train(folder / task, tmp_path / "out", *flags, "--encoder-embed-path", tmp_path / "vectors.txt") == 0
+    checkpoint = load_checkpoint(tmp_path / "out" / "checkpoint_last.pt")
+    row = checkpoint.weights["source_embedding.table.weight"][checkpoint.vocabularies()[0].id("cat")]
+    torch.testing.assert_close(row, torch.full((32,), 0.5), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("task", ["lm", "task"])
 def test_a_printed_configuration_is_a_recipe(folder, tmp_path, capsys, task):
     flags = MASKED if task == "lm" else FINE
     assert train(folder / task, tmp_path / "out", *flags, "--print-config") == 0

@@ -12,7 +12,9 @@ A task is data, model and metric. To add one:
    the terms of its `head` (nn/heads.py) for each target; a loss that is no cross entropy over those is a
    criterion of its own (config/train.py, train/loss.py).
 
-The rest, from the feed over the loss to resuming, is the same for all. Checkpoints record the task's name.
+The rest, from the feed over the loss to resuming, is the same for all. Checkpoints record the task's name; a task that may
+begin with the weights of another's names it in `begins_from`, and says in `starting_weights` what it takes. Options whose
+defaults another task set stand in `TASK_DEFAULTS` (config/presets.py).
 """
 
 from __future__ import annotations
