@@ -70,6 +70,18 @@ def test_models_of_one_stack(task, stack, tmp_path):
     assert {row["stack"] for row in rows(tmp_path, "layer_dependency")} == {stack}
 
 
+def test_a_named_profile_is_read(tmp_path, capsys):
+    profile = tmp_path / "profile.ratio.init"
+    profile.write_text("".join(f"{number} 3.0\n" for _ in range(2) for number in range(1, 7)))
+    line = ["analyze", "depth", *SMALL, *QUICK, "--init-type", "adaptive", "--admin-profile", str(profile)]
+    assert main([*line, "--out", str(tmp_path / "out")]) == 0
+    shortcuts = [float(row["variance"]) for row in rows(tmp_path / "out", "activation_variance") if row["of"] == "shortcut"]
+    assert shortcuts[1:6] == pytest.approx([9.0] * 5, rel=1e-3)
+    profile.write_text("1 1.0\n")
+    assert main([*line, "--out", str(tmp_path / "other")]) == 2
+    assert "does not fit the model" in capsys.readouterr().err
+
+
 def test_errors(trained, tmp_path, capsys):
     _, checkpoint = trained
     out = ["--out", str(tmp_path / "out")]

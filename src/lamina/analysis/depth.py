@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,14 +14,15 @@ from torch import Tensor, nn
 
 from lamina.analysis.probes import Sum, watch_final, watch_layers, watch_sums
 from lamina.config.fusion import MemoryConfig, NoSurface
-from lamina.config.init import Admin, DefaultInit, Init, ProfiledInit
+from lamina.config.init import Adaptive, Admin, DefaultInit, Init, ProfiledInit
 from lamina.config.model import DropoutConfig, ModelConfig
 from lamina.config.train import CrossEntropy
 from lamina.data.batching import AnyBatch
-from lamina.init.admin import profile_omegas_
+from lamina.init.admin import profile_omegas_, set_omegas_
 from lamina.models.build import BUILDERS
 from lamina.nn.stack import stacks_of
 from lamina.train.loss import batch_loss
+from lamina.train.profile import read_profile
 
 STEP = 1e-4  # of the parameter change
 SUB_LAYERS_A_LAYER = 2  # of the stack whose depth is varied
@@ -121,9 +123,12 @@ def output_change_by_depth(task: str, config: ModelConfig, vocab_sizes: tuple[in
 
 
 def fill_omegas_(model: nn.Module, init: Init, batch: AnyBatch) -> None:
-    """As training would before its first update, without dropout."""
-    if isinstance(init, ProfiledInit):
-        profile_omegas_(model, [lambda: model(*batch.inputs)])
+    """As training would before its first update, without dropout; a profile is read where one is named."""
+    match init:
+        case Adaptive(profile=str(path)):
+            set_omegas_(model, read_profile(Path(path), model))
+        case ProfiledInit():
+            profile_omegas_(model, [lambda: model(*batch.inputs)])
 
 
 def at_depth(task: str, config: ModelConfig, num_sub_layers: int, is_pre_norm: bool, init: Init) -> ModelConfig:

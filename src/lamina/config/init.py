@@ -73,7 +73,7 @@ class DeepNet:
 
     layers: tuple[int, ...] = flag((), "layers that DeepNet's constants are computed from, encoder and decoder; those of the "
                                        "model if left out. A pruned model keeps the ones it was trained with",
-                                   name="deepnet-layers", metavar="N[,N]", paper="Wang et al. 2022 §3")
+                                   name="deepnet-layers", metavar="N,N", paper="Wang et al. 2022 §3")
 
     def __post_init__(self) -> None:
         check(len(self.layers) <= 2 and all(number >= 1 for number in self.layers),

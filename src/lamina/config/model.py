@@ -168,7 +168,7 @@ class ModelConfig:
     activation: str = flag("relu", "activation of the feed-forward blocks", name="activation-fn", choices=ACTIVATIONS)
     classifier: ClassifierConfig = part(ClassifierConfig, tasks=("sentence_prediction",))
     lm: LanguageModelConfig = part(LanguageModelConfig, tasks=("language_modeling",))
-    init: Init = variant("init-type", INIT_HELP, INIT_TYPES, default="default")
+    init: Init = variant("init-type", INIT_HELP, INIT_TYPES, default="default", paper="Liu et al. 2020 (Admin)")
     memory: MemoryConfig = part(MemoryConfig, tasks=("translation",))
     surface: HeadConfig = variant(
         "surfacefusion", "let the softmax read the source embeddings: by attention, or pooled by mean or max", SURFACES,
