@@ -45,8 +45,9 @@ def test_sums_are_what_the_model_adds_up(changes):
     assert {name: len(own) for name, own in sums.items()} == {"encoder": 4, "decoder": 6}
     for own in sums.values():
         for one, following in pairwise(own):
+            torch.testing.assert_close(following.stream, one.output)
             bias = 0.0 if one.norm is None else one.norm.bias
-            torch.testing.assert_close(following.shortcut, (one.normalised(one.total) + bias) * following.shortcut_scale)
+            torch.testing.assert_close(one.normalised(one.total) + bias, one.output)
     assert not any(part._forward_pre_hooks or part._forward_hooks for part in model.modules())
 
 
@@ -111,18 +112,23 @@ def test_only_weight_matrices_move_and_they_move_back():
     model = tiny_model(init=Admin())
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     seen = []
-
-    def forward():
-        seen.append({name: weight.clone() for name, weight in model.encoder.named_parameters()})
-        model(*BATCH.inputs)
-
-    assert output_change(model.encoder, forward, step=1e-3) > 0
+    hook = model.encoder.register_forward_pre_hook(
+        lambda *_: seen.append({name: weight.clone() for name, weight in model.encoder.named_parameters()}))
+    assert output_change(model, model.encoder, BATCH, step=1e-3) > 0
+    hook.remove()
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
     for name, weight in seen[0].items():
         moved = (seen[1][name] - weight).abs()
         wanted = torch.full_like(moved, 1e-3 if weight.dim() == 2 else 0.0)
         torch.testing.assert_close(moved, wanted, rtol=1e-3, atol=0)
-    assert output_change(model.encoder, lambda: model(*BATCH.inputs), step=1e-12) == 0.0
+    assert output_change(model, model.encoder, BATCH, step=1e-12) == 0.0
+
+
+def test_padding_does_not_count_in_the_change():
+    model = tiny_model()
+    padded = replace(BATCH, source=torch.nn.functional.pad(BATCH.source, (0, 5), value=1))
+    plain, found = (output_change(model, model.encoder, batch, step=1e-2) for batch in (BATCH, padded))
+    assert found == pytest.approx(plain, rel=1e-4)
 
 
 def test_output_change_grows_with_depth_in_post_norm_and_with_its_logarithm_in_admin():
@@ -145,7 +151,8 @@ def test_a_configuration_at_another_depth():
     assert (deep.encoder.num_layers, deep.decoder.num_layers, deep.dropout.dropout_p) == (20, 1, 0.0)
     assert at_depth("language_modeling", tiny_config(), 40, True, DefaultInit()).decoder.num_layers == 20
     assert list(kinds_to_compare(config)) == ["Post-LN", "Pre-LN", "Admin"]
-    assert list(kinds_to_compare(tiny_config(init=DeepNet()))) == ["Post-LN", "Pre-LN", "Admin", "DeepNet"]
+    assert kinds_to_compare(tiny_config(init=DeepNet(layers=(9, 9))))["deepnet"] == (False, DeepNet())
+    assert list(kinds_to_compare(tiny_config(init=DeepNet()))) == ["Post-LN", "Pre-LN", "Admin", "deepnet"]
 
 
 # -- samples

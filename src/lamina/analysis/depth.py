@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from lamina.analysis.probes import Sum, watch_final, watch_layers, watch_sums
+from lamina.config.fields import flatten
 from lamina.config.fusion import MemoryConfig, NoSurface
-from lamina.config.init import Adaptive, Admin, DefaultInit, Init, ProfiledInit
+from lamina.config.init import Adaptive, Admin, DeepNet, DefaultInit, Init, ProfiledInit
 from lamina.config.model import DropoutConfig, ModelConfig
 from lamina.config.train import CrossEntropy
 from lamina.data.batching import AnyBatch
@@ -45,11 +46,11 @@ def layer_dependency(sums: Sequence[Sum]) -> Tensor:
     (sub-layers, 1 + sub-layers), rows sum to 1
     """
     shares = torch.zeros(len(sums), len(sums) + 1)
-    parts = [sums[0].shortcut / sums[0].shortcut_scale]
+    parts = [sums[0].stream]
     for row, one in enumerate(sums):
         parts = [one.normalised(part * one.shortcut_scale) for part in parts] + [one.normalised(one.branch)]
-        variances = torch.stack([part.var(correction=0) for part in parts])
-        shares[row, : len(parts)] = variances / variances.sum()
+        spreads = torch.stack([part.var(correction=0) for part in parts])
+        shares[row, : len(parts)] = spreads / spreads.sum()
     return shares
 
 
@@ -59,7 +60,7 @@ def variances(sums: Sequence[Sum]) -> dict[str, list[float]]:
     return {
         "shortcut": [one.shortcut.var(correction=0).item() for one in sums],
         "branch": [one.branch.var(correction=0).item() for one in sums],
-        "output": [one.normalised(one.total).var(correction=0).item() for one in sums],
+        "output": [one.output.var(correction=0).item() for one in sums],
     }
 
 
@@ -82,20 +83,20 @@ def gradient_norms(model: Any, batch: AnyBatch) -> dict[str, dict[str, list[floa
 
 
 @torch.no_grad()
-def output_change(stack: nn.Module, forward: Callable[[], object], *, step: float = STEP, seed: int = 0) -> float:
-    """|F(W) - F(W*)|^2 of the stack's output, a token, where W* = W + step * sign(noise) on weight matrices alone."""
+def output_change(model: nn.Module, stack: nn.Module, batch: AnyBatch, *, step: float = STEP, seed: int = 0) -> float:
+    """|F(W) - F(W*)|^2 of the stack's output, a token, where W* = W + step * sign(noise) on its weight matrices alone."""
     generator = torch.Generator().manual_seed(seed)
     matrices = [weight for weight in stack.parameters() if weight.dim() == 2]
     before = [weight.clone() for weight in matrices]
-    with watch_final(stack) as finals:
-        forward()
+    with watch_final(model, stack) as finals:
+        model(*batch.inputs)
         for weight in matrices:
             noise = torch.randn(weight.shape, generator=generator).sign().to(weight)
             weight.add_(noise, alpha=step)
-        forward()
+        model(*batch.inputs)
     for weight, value in zip(matrices, before, strict=True):
         weight.copy_(value)
-    return (finals[0] - finals[1]).double().square().sum(dim=2).mean().item()
+    return (finals[0] - finals[1]).double().square().sum(dim=1).mean().item()
 
 
 def kinds_to_compare(config: ModelConfig) -> dict[str, tuple[bool, Init]]:
@@ -103,7 +104,9 @@ def kinds_to_compare(config: ModelConfig) -> dict[str, tuple[bool, Init]]:
     kinds: dict[str, tuple[bool, Init]] = {"Post-LN": (False, DefaultInit()), "Pre-LN": (True, DefaultInit()),
                                            "Admin": (False, Admin())}
     if not isinstance(config.init, (DefaultInit, ProfiledInit)):
-        kinds[type(config.init).__name__] = (config.encoder.is_pre_norm or config.decoder.is_pre_norm, config.init)
+        # DeepNet's constants follow the depth here, whatever depth the configuration's own belong to.
+        init = DeepNet() if isinstance(config.init, DeepNet) else config.init
+        kinds[flatten(config)["init-type"]] = (config.encoder.is_pre_norm or config.decoder.is_pre_norm, init)
     return kinds
 
 
@@ -116,7 +119,7 @@ def output_change_by_depth(task: str, config: ModelConfig, vocab_sizes: tuple[in
         model = BUILDERS[task](at_depth(task, config, depth, *kind), vocab_sizes).to(batch.inputs[0].device).eval()
         fill_omegas_(model, kind[1], batch)
         advance(1)
-        return output_change(next(iter(stacks_of(model).values())), lambda: model(*batch.inputs), step=step, seed=own_seed)
+        return output_change(model, stacks_of(model)[first_stack(task)], batch, step=step, seed=own_seed)
 
     return {name: [sum(change(depth, kind, seed + number) for number in range(repeats)) / repeats for depth in sub_layers]
             for name, kind in kinds_to_compare(config).items()}

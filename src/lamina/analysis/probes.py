@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from lamina.nn.embedding import InputEmbedding
@@ -20,19 +19,27 @@ from lamina.nn.stack import StackOutput, stacks_of
 
 @dataclass(frozen=True)
 class Sum:
-    """One residual at work: what it added, both sides scaled as they went into the sum."""
+    """One residual at work: what it added."""
 
-    shortcut: Tensor  # (N, D)
-    branch: Tensor  # (N, D)
-    shortcut_scale: Tensor | float  # already in `shortcut`: what the stream before it was multiplied with
+    stream: Tensor  # (N, D), as it came in
+    shortcut_scale: Tensor | float
+    branch: Tensor  # (N, D), scaled as it went into the sum
     norm: nn.LayerNorm | None  # applied to the sum; None in Pre-LN and where there is none
+
+    @property
+    def shortcut(self) -> Tensor:
+        return self.stream * self.shortcut_scale
 
     @property
     def total(self) -> Tensor:
         return self.shortcut + self.branch
 
+    @property
+    def output(self) -> Tensor:
+        return self.total if self.norm is None else self.norm(self.total)
+
     def normalised(self, part: Tensor) -> Tensor:
-        """What becomes of a part of the sum: LayerNorm is linear once its statistics are those of the whole."""
+        """What becomes of a part of the sum: but for its bias, LayerNorm is linear once its statistics are the whole's."""
         if self.norm is None:
             return part
         spread = (self.total.var(dim=1, correction=0, keepdim=True) + self.norm.eps).sqrt()
@@ -51,16 +58,24 @@ def _scales(add: nn.Module) -> tuple[Tensor | float, Tensor | float]:
     return 1.0, 1.0
 
 
+class _Tokens:
+    """Where the text of the stack that runs has tokens, and no padding; its embedding saw it last. (B, T)"""
+
+    mask: Tensor
+
+    def hooks(self, model: nn.Module) -> list[Any]:
+        def embed(_: nn.Module, inputs: tuple[Tensor, Layout]) -> None:
+            self.mask = ~inputs[1].is_pad
+
+        return [part.register_forward_pre_hook(embed) for part in model.modules() if isinstance(part, InputEmbedding)]
+
+
 @contextmanager
 def watch_sums(model: nn.Module) -> Iterator[dict[str, list[Sum]]]:
     """While it lasts, each forward pass fills in the sums of each stack, in order; padding is left out."""
     found: dict[str, list[Sum]] = {}
-    is_token, current = torch.empty(0, dtype=torch.bool), PostNorm(nn.Identity(), nn.Identity(), 0.0)
+    tokens, current = _Tokens(), PostNorm(nn.Identity(), nn.Identity(), 0.0)
     sums: list[Sum] = []
-
-    def embed(_: nn.Module, inputs: tuple[Tensor, Layout]) -> None:
-        nonlocal is_token
-        is_token = ~inputs[1].is_pad
 
     def enter_stack(name: str) -> Callable[..., None]:
         def hook(*_: Any) -> None:
@@ -73,13 +88,13 @@ def watch_sums(model: nn.Module) -> Iterator[dict[str, list[Sum]]]:
         current = residual
 
     def add(part: nn.Module, inputs: tuple[Tensor, Tensor]) -> None:
-        shortcut, branch = (one[is_token] for one in inputs)
+        stream, branch = (one[tokens.mask] for one in inputs)
         shortcut_scale, branch_scale = _scales(part)
         is_normed = not isinstance(current, PreNorm) and isinstance(current.norm, nn.LayerNorm)
-        sums.append(Sum(shortcut * shortcut_scale, branch * branch_scale, shortcut_scale,
+        sums.append(Sum(stream, shortcut_scale, branch * branch_scale,
                         current.norm if is_normed else None))  # type: ignore[arg-type]
 
-    hooks = [part.register_forward_pre_hook(embed) for part in model.modules() if isinstance(part, InputEmbedding)]
+    hooks = tokens.hooks(model)
     for name, stack in stacks_of(model).items():
         residuals = [part for part in stack.modules() if isinstance(part, PostNorm)]
         hooks.append(stack.register_forward_pre_hook(enter_stack(name)))
@@ -109,14 +124,15 @@ def watch_layers(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
 
 
 @contextmanager
-def watch_final(stack: nn.Module) -> Iterator[list[Tensor]]:
-    """While it lasts, what each pass through the stack puts out. (B, T, D) each"""
+def watch_final(model: nn.Module, stack: nn.Module) -> Iterator[list[Tensor]]:
+    """While it lasts, what each pass through one of the model's stacks puts out; padding is left out. (N, D) each"""
     finals: list[Tensor] = []
+    tokens = _Tokens()
 
     def keep(_: nn.Module, __: Any, output: StackOutput) -> None:
-        finals.append(output.final)
+        finals.append(output.final[tokens.mask])
 
-    with _until_removed([stack.register_forward_hook(keep)]):
+    with _until_removed([*tokens.hooks(model), stack.register_forward_hook(keep)]):
         yield finals
 
 

@@ -93,7 +93,7 @@ def _change(config: AnalyzeDepthConfig, subject: Subject, sums: dict[str, list[S
                                          step=config.step, repeats=config.repeats, seed=config.seed, advance=advance)
     stack, own = first_stack(subject.task), None
     if not subject.is_fresh:
-        change = output_change(stacks_of(subject.model)[stack], lambda: subject.model(*subject.batch.inputs), step=config.step,
+        change = output_change(subject.model, stacks_of(subject.model)[stack], subject.batch, step=config.step,
                                seed=config.seed)
         own = Measured(len(sums[stack]), change)
     return change_section(config.sub_layers, changes, stack=stack, step=config.step, checkpoint=own)
