@@ -63,7 +63,8 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=1024, help="target tokens of an update (default: 1024)")
     parser.add_argument("--rates", default="0,0.2,0.5", help="LayerDrop rates, by comma; the first is the measure (default: "
                                                              "0,0.2,0.5)")
-    parser.add_argument("--updates", type=int, default=12, help="updates at each rate, after 2 that warm up (default: 12)")
+    parser.add_argument("--updates", type=int, default=30, help="updates at each rate, after 2 that warm up; a few draw more "
+                                                               "or fewer layers than the rate says (default: 30)")
     parser.add_argument("--precision", default="fp32", choices=DTYPES, help="(default: fp32)")
     parser.add_argument("--cpu", action="store_true", help="stay on the processor even where there is a GPU")
     parser.add_argument("--json", metavar="FILE", help="write the rows there too")
