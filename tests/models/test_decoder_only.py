@@ -8,6 +8,7 @@ from lamina.checkpoint.prune import Keep, prune
 from lamina.config.decode import SearchConfig
 from lamina.config.model import LanguageModelConfig
 from lamina.decode.beam import Search
+from lamina.decode.rules import Rules
 from lamina.errors import ConfigError
 from lamina.models.build import build_decoder_only
 from lamina.nn.stack import Runs
@@ -99,6 +100,39 @@ def test_greedy_continues_a_prompt_with_the_best_token(model):
         scores[:, 1] = -torch.inf
         scores[3, 2] = -torch.inf
         assert scores.argmax(dim=1).tolist()[3:8] == best.ids[3:8]
+
+
+SEARCHES = {
+    "beam": {"beam": 3, "nbest": 3},
+    "sampling": {"beam": 2, "nbest": 2, "sampling": True, "temperature": 0.7},
+    "no repetition": {"beam": 2, "no_repeat_ngram": 2, "unk_penalty": 1.0},
+}
+
+
+@pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES.keys())
+def test_reading_a_prompt_at_once_is_reading_it_step_by_step(model, options, monkeypatch):
+    prompt = tokens()[:, 1:6].clone()
+    prompt[0, 2] = 3
+    prompt[1, 3:] = 1  # a shorter one
+    search = Search([model, model], SearchConfig(max_length_offset=6, **options))
+    at_once = search.run(pad(prompt, right=1), prompt)
+    monkeypatch.setattr(Search, "_read_prompts", None)  # would fail if it were called
+    steps = search_without_reading(search, prompt, monkeypatch)
+    for one, other in zip(at_once, steps, strict=True):
+        assert [hypothesis.ids for hypothesis in one] == [hypothesis.ids for hypothesis in other]
+        for own, theirs in zip(one, other, strict=True):
+            torch.testing.assert_close(torch.tensor(own.token_scores), torch.tensor(theirs.token_scores), rtol=1e-4, atol=1e-4)
+
+
+def search_without_reading(search, prompt, monkeypatch):
+    original = Rules.__init__
+
+    def without(self, *given, **named):
+        original(self, *given, **named)
+        self.num_shared = 0
+
+    monkeypatch.setattr(Rules, "__init__", without)
+    return search.run(pad(prompt, right=1), prompt)
 
 
 def test_temperature_sharpens_the_whole_distribution():

@@ -28,7 +28,7 @@ from lamina.models.decoder_only import DecoderOnly
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.nn.cache import StepState
 from lamina.nn.stack import ALL_RUN, Runs
-from lamina.text.vocabulary import EOS, PAD
+from lamina.text.vocabulary import EOS, PAD, UNK
 
 # Finished sentences leave the batch when they are this share of it; sooner, copying would cost more than it saves.
 LEAVING_SHARE = 1 / 8
@@ -88,7 +88,12 @@ class Search:
         num_ended = torch.zeros(len(source), dtype=torch.long, device=device)
         is_done = torch.zeros(len(source), dtype=torch.bool, device=device)
         past = torch.empty(len(source), num_beams, 0, dtype=torch.long, device=device)
-        for step in range(rules.last_limit + 1):
+        first = min(rules.num_shared, rules.first_limit)
+        if first and constraints is None and self.config.num_groups == 1:
+            scores, tokens, past = self._read_prompts(rules, trace, states, scores, first)
+        else:
+            first = 0
+        for step in range(first, rules.last_limit + 1):
             log_probs = self._log_probs(tokens, states)
             rules.apply_(log_probs, step, past)
             if constraints is None:
@@ -124,6 +129,22 @@ class Search:
                     state.select_(kept)
                 rows, tokens, scores, num_ended, is_done, past = (
                     part.index_select(0, kept) for part in (rows, tokens, scores, num_ended, is_done, past))
+
+    def _read_prompts(self, rules: Rules, trace: Trace, states: Sequence[StepState], scores: Tensor,
+                      number: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The first `number` tokens of the prompts in one pass: what as many steps would leave behind. scores: (B, K)"""
+        assert rules.prefix is not None, "a prompt is a prefix"
+        prompt, num_beams = rules.prefix[:, :number], self.config.beam
+        tokens = torch.cat([torch.full_like(prompt[:, :1], EOS), prompt[:, :-1]], dim=1)
+        own = torch.stack([model.read(tokens, prompt, state, num_beams, self.config.temperature)
+                           for model, state in zip(self.models, states, strict=True)])
+        found = own.logsumexp(dim=0) - math.log(len(self.models)) - self.config.unk_penalty * prompt.eq(UNK)
+        totals = scores[:, :, None] + found.cumsum(dim=1)[:, None]  # (B, K, P)
+        beams = prompt[:, None].expand(-1, num_beams, -1)
+        rows, parents = torch.arange(len(prompt), device=prompt.device), torch.arange(num_beams, device=prompt.device)
+        for step in range(number):
+            trace.note_beams_(step, rows, beams[:, :, step], parents.expand(len(prompt), -1), totals[:, :, step])
+        return totals[:, :, -1], beams[:, :, -1], beams.contiguous()
 
     def _log_probs(self, tokens: Tensor, states: Sequence[StepState]) -> Tensor:
         """Of each beam's next token: the logarithm of the models' mean probability. (B, K, V)"""

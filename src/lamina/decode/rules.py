@@ -28,6 +28,7 @@ class Rules:
             constraints.fit_(own, max_positions - 1)
         self.first_limit, self.last_limit = min(own), max(own)
         self.limits = torch.tensor(own, device=device)  # (B,)
+        self.num_shared = min(given)  # tokens that every text is known to begin with
         self.first_ends = torch.tensor(given, device=device) + config.min_length  # (B,)
         self.last_first_end = max(given) + config.min_length
         self.prefix = prefix  # (B, P), padded where a sentence has no more

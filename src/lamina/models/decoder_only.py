@@ -14,6 +14,8 @@ from lamina.nn.heads import LinearHead, Term, log_probs, sharpen
 from lamina.nn.layout import Layout
 from lamina.nn.stack import ALL_RUN, CausalLayer, LayerStack, Runs
 
+READ_AT_ONCE = 64  # tokens of a prompt that look at the vocabulary together
+
 
 class DecoderOnly(nn.Module):
     """Blocks only: what they are and how they are shared was decided in models/build.py."""
@@ -62,6 +64,21 @@ class DecoderOnly(nn.Module):
                                                                                    layer.attention.out_proj.in_features))
             layers.append(KeyValues.empty(like, num_beams, max_length))
         return StepState(layers=layers, ancestry=Ancestry(len(tokens), num_beams, max_length, tokens.device), runs=runs)
+
+    @torch.no_grad()
+    def read(self, tokens: Tensor, target: Tensor, state: StepState, num_beams: int, temperature: float = 1.0) -> Tensor:
+        """Feed each text its first tokens at once; the log-probability of `target`, the token after each. (B, T) -> (B, T)"""
+        assert state.length == 0, "the first tokens come first"
+        embedded = self.target_embedding(tokens, Layout.of_ids(tokens, self.pad_id))
+        state.length = tokens.size(1)
+        output = self.decoder(embedded, lambda layer, index, x: layer.read(x, state.layers[index], num_beams),
+                              state.runs.decoder)
+        (term,) = self.head.terms(output)
+        # A few places at a time, so that the whole (B, T, V) is never there.
+        parts = [self._scores([term._replace(features=features)], temperature).gather(2, own[:, :, None])[:, :, 0]
+                 for features, own in zip(term.features.split(READ_AT_ONCE, dim=1), target.split(READ_AT_ONCE, dim=1),
+                                          strict=True)]
+        return torch.cat(parts, dim=1)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: StepState, temperature: float = 1.0) -> Tensor:

@@ -52,6 +52,12 @@ class SelfAttention(Attention):
         query, key, value = map(self.split, self.in_proj(x).chunk(3, dim=2))
         return self.attend(query, key, value, is_causal=True)
 
+    def read(self, x: Tensor, past: KeyValues, num_beams: int) -> Tensor:
+        """The first tokens of each text, which all its beams share and go on from. x: (B, T, D)"""
+        query, key, value = map(self.split, self.in_proj(x).chunk(3, dim=2))
+        past.append(key.repeat_interleave(num_beams, dim=2), value.repeat_interleave(num_beams, dim=2))
+        return self.attend(query, key, value, is_causal=True)
+
     def step(self, x: Tensor, past: KeyValues, bias: Tensor | None) -> Tensor:
         """One new token a beam, after those in `past`, which grows by them. x: (B, K, D); bias: (B, 1, K, T * K)"""
         query, key, value = map(self.split, self.in_proj(x).chunk(3, dim=2))

@@ -40,10 +40,10 @@ class KeyValues:
         return cls(like.new_empty(shape), like.new_empty(shape), num_beams * max_length)
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one step's (B, H, K, C) and return all up to it, as views."""
+        """Store the (B, H, K, C) of a step, or of several, and return all up to it, as views."""
         end = self.size + key.size(2)
         assert end <= self.max_size, "a step beyond the length that start() was given"
-        if end > self.keys.size(2):
+        while end > self.keys.size(2):
             self.keys, self.values = (self._grown(tensor) for tensor in (self.keys, self.values))
         self.keys[:, :, self.size : end] = key
         self.values[:, :, self.size : end] = value

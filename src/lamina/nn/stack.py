@@ -56,6 +56,10 @@ class CausalLayer(EncoderLayer):
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         return self._run(x, self.attention.causal)
 
+    def read(self, x: Tensor, past: KeyValues, num_beams: int) -> Tensor:
+        """The first tokens of each text, which its beams share. x: (B, T, D)"""
+        return self._run(x, lambda x: self.attention.read(x, past, num_beams))
+
     def step(self, x: Tensor, past: KeyValues, bias: Tensor | None) -> Tensor:
         """The next token of each beam; `bias` keeps beams apart. x: (B, K, D)"""
         return self._run(x, lambda x: self.attention.step(x, past, bias))
