@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lamina import console
@@ -82,8 +82,13 @@ def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
+    return guarded(lambda: _main(words))
+
+
+def guarded(work: Callable[[], int | None]) -> int:
+    """The exit status of some work; what a person should know of its failure is one line."""
     try:
-        return _main(words)
+        return work() or 0
     except LaminaError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

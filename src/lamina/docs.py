@@ -275,7 +275,7 @@ def migration_row(command: str, name: str) -> tuple[str, str, str]:
     for leaf in unique_leaves(cls):
         if name == leaf.name:
             return f"`{spelling}`", "same", _meaning(cls, leaf)
-        if leaf.is_bool and name == f"no-{leaf.name}":
+        if leaf.is_bool and name in (f"no-{leaf.name}", *leaf.info.off_aliases):
             return f"`{spelling}`", "same", f"Turns off `--{leaf.name}`: {leaf.info.help}."
         if name in leaf.info.aliases:
             return f"`{spelling}`", "alias", f"`--{leaf.name}`"

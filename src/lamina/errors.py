@@ -21,5 +21,9 @@ class DivergenceError(LaminaError):
     """Training left the finite numbers; the last good checkpoint is on disk."""
 
 
+class RankError(LaminaError):
+    """A process of a run on several GPUs is missing; the last good checkpoint is on disk."""
+
+
 class MemoryShortageError(LaminaError):
     """The device's memory does not hold what was asked for; the last good checkpoint is on disk."""

@@ -10,6 +10,7 @@ import lamina
 from lamina.cli import main
 from lamina.config.parser import resolve
 from lamina.config.train import TrainConfig
+from lamina.train.ranks import Ranks
 from lamina.train.run import Run
 from tiny import TINY_MASKED_FLAGS, write_text
 
@@ -53,7 +54,7 @@ def test_training_matches_the_cpu(folder, tmp_path, capsys, task, precision):
 def test_an_update_asks_the_device_no_question(folder, task):
     words = {"data": str(folder / task), "arch": "tiny_masked", "bf16": True, "log-format": "none"}
     flags = dict(zip((name.removeprefix("--") for name in TASKS[task][::2]), TASKS[task][1::2], strict=True))
-    run = Run(resolve(TrainConfig, words | flags))
+    run = Run(resolve(TrainConfig, words | flags), Ranks(device=torch.device("cuda")))
     batches = list(run.train_feed(1).batches(1))
     run.updater.update(batches[:1], 1e-3, seed=1)
     torch.cuda.set_sync_debug_mode("error")

@@ -61,9 +61,11 @@ def test_an_update_asks_the_device_no_question(data):
     """The step must stay capturable: reading a value back inside it would stall the device."""
     from lamina.config.parser import resolve
     from lamina.config.train import TrainConfig
+    from lamina.train.ranks import Ranks
     from lamina.train.run import Run
 
-    run = Run(resolve(TrainConfig, {"data": str(data), "arch": "tiny", "max-tokens": 64, "bf16": True, "log-format": "none"}))
+    run = Run(resolve(TrainConfig, {"data": str(data), "arch": "tiny", "max-tokens": 64, "bf16": True, "log-format": "none"}),
+              Ranks(device=torch.device("cuda")))
     batches = list(run.train_feed(1).batches(1))
     run.updater.update(batches[:1], 1e-3, seed=1)
     torch.cuda.set_sync_debug_mode("error")

@@ -9,6 +9,7 @@ from golden_files import HAS_ALL, read_json, read_model, read_tensors
 from lamina.config.optim import Adam, InverseSqrt
 from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
 from lamina.data.batching import Batch
+from lamina.data.feed import Share
 from lamina.interop.fairseq import _DEAD, _PERHAPS_DEAD, places
 from lamina.train.loop import run_updates
 from lamina.train.progress import Progress
@@ -50,8 +51,8 @@ def test_trajectory(fixture):
     schedule = build_schedule(optimization.schedule, lr=optimization.lr, min_lr=-1.0, max_update=0)
     progress = Progress()
     watch = Recorder(progress, PrecisionConfig(), updater.weights.names, torch.device("cpu"), torch.float32)
-    groups = [[fixture_batch(inputs, number)] for number in range(10)]
-    for _ in run_updates(updater, schedule, groups, progress, watch, seed=1):
+    shares = [Share([fixture_batch(inputs, number)], 1) for number in range(10)]
+    for _ in run_updates(updater, schedule, shares, progress, watch, seed=1):
         pass
 
     for row, expected in zip(watch.rows, read_json(fixture, "updates.json"), strict=True):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
+from lamina import console
 from lamina.config.fields import flatten
 from lamina.config.train import TrainConfig
 
@@ -20,12 +22,22 @@ def run(config: TrainConfig) -> None:
         yaml.safe_dump(values, sys.stdout, sort_keys=False, allow_unicode=True)
         return
     # Here, not above: --help and --print-config answer without loading torch.
+    import torch
+
+    from lamina.train.launch import joined, num_to_start, start_ranks
+
+    is_on_gpu = torch.cuda.is_available() and not config.precision.cpu
+    number = num_to_start(config.ranks, os.environ, torch.cuda.device_count() if is_on_gpu else 0)
+    if number > 1:
+        console.notice(f"starting {number} processes, one for each {'GPU' if is_on_gpu else 'part of the data'}")
+        start_ranks(number, run, config)
+        return
     from lamina.train.loop import train
     from lamina.train.memory import advise_when_short
     from lamina.train.run import Run
 
-    with advise_when_short(config):
-        training = Run(config)
+    with joined(config.ranks, is_on_gpu=is_on_gpu) as ranks, advise_when_short(config):
+        training = Run(config, ranks)
         try:
             introduce(training)
             train(training)
@@ -54,4 +66,6 @@ def effective_batch(run: Run) -> str:
     limit, unit, name = (batches.max_tokens, "tokens", "max-tokens") if batches.max_tokens is not None else (
         batches.max_sentences, "sentences", "batch-size")
     assert limit is not None, "the configuration asks for one of the two"
-    return f"effective batch: up to {limit * freq} {unit} ({name} {limit} x update-freq {freq} x 1 rank)"
+    size = run.ranks.size
+    return (f"effective batch: up to {limit * freq * size} {unit} ({name} {limit} x update-freq {freq} x {size} "
+            f"{'rank' if size == 1 else 'ranks'})")

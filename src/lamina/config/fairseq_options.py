@@ -114,15 +114,13 @@ def _retire(commands: str, reason: str, *, flags: str = "", values: str = "", is
                 yield Retired(name, command, takes_value, reason, is_refused)
 
 
-_ONE_PROCESS = "this release trains in one process; raise --update-freq to keep the effective batch"
 _IN_DATA = "how text is cut into subwords is told to `lamina preprocess`, and the data folder and checkpoints remember it"
 
 RETIRED: tuple[Retired, ...] = (
-    *_retire("train", _ONE_PROCESS, flags="distributed-no-spawn",
-             values="distributed-world-size distributed-rank distributed-backend distributed-init-method distributed-port "
-                    "device-id local-rank"),
-    *_retire("train", _ONE_PROCESS, flags="find-unused-parameters fast-stat-sync",
-             values="ddp-backend bucket-cap-mb"),
+    *_retire("train", "GPUs talk through NCCL, processors through gloo", values="distributed-backend"),
+    *_retire("train", "gradients of parts that took no part are zeros, and no rank waits for them",
+             flags="find-unused-parameters"),
+    *_retire("train", "ranks always exchange a few numbers, never objects", flags="fast-stat-sync"),
     *_retire("train", "batches are drawn anew each epoch; a fixed share per GPU saves nothing with memory-mapped data",
              flags="fix-batches-to-gpus"),
     *_retire("train preprocess", "plug-ins are not loaded; RAdam and the linear schedule of radam_fairseq are built in",

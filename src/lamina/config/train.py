@@ -10,6 +10,7 @@ from lamina.config.keep import KeepConfig
 from lamina.config.model import ModelConfig
 from lamina.config.optim import OPTIMIZERS, SCHEDULES, Optimizer, Schedule
 from lamina.config.presets import PRESETS, TASK_PRESETS
+from lamina.config.ranks import RanksConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +213,7 @@ class TrainConfig:
     batches: BatchConfig = part(BatchConfig)
     optimization: OptimizationConfig = part(OptimizationConfig)
     precision: PrecisionConfig = part(PrecisionConfig)
+    ranks: RanksConfig = part(RanksConfig)
     validation: ValidationConfig = part(ValidationConfig)
     saving: SavingConfig = part(SavingConfig)
     log: LogConfig = part(LogConfig)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,16 @@ class TooLong(NamedTuple):
         more = ", ..." if len(self.indices) > 10 else ""
         return (f"{len(self.indices)} of {self.total} {corpus.unit} of {corpus.name} are longer than {limits} and are left "
                 f"out: {shown}{more}")
+
+
+class Share(NamedTuple):
+    """One update's batches, as far as they are this rank's. Those of all ranks are dealt out in turn.
+
+    A batch whose place among all is not below `total` is a filler: it keeps a rank in step, and counts for nothing.
+    """
+
+    batches: Sequence[AnyBatch]
+    total: int  # of all ranks
 
 
 class Feed:
@@ -88,9 +99,21 @@ class Feed:
             cells += int((np.maximum.reduceat(sizes[order], starts) * list(map(len, plan))).sum())
         return 1.0 - tokens / cells
 
-    def batches(self, epoch: int = 1, start: int = 0) -> Generator[AnyBatch]:
-        """The epoch's batches from number `start` on, on the device."""
-        yield from self._prepared(self.plan(epoch)[start:], epoch)
+    def batches(self, epoch: int = 1, start: int = 0, rank: int = 0, size: int = 1) -> Generator[AnyBatch]:
+        """The epoch's batches from number `start` on, on the device; those that fall to one of several ranks."""
+        yield from self._prepared(self.plan(epoch)[start + rank :: size], epoch)
+
+    def shares(self, epoch: int, start: int, update_freq: int, rank: int = 0, size: int = 1, *,
+               has_fillers: bool = False) -> Generator[Share]:
+        """One a rank and an update. The last update of an epoch may leave a rank without a batch, or with a filler."""
+        plan = self.plan(epoch)[start:]
+        own = plan[rank::size]
+        if has_fillers and plan and len(own) < -(-len(plan) // size):
+            own.append(plan[-1])
+        batches = self._prepared(own, epoch)
+        for first in range(0, len(plan), update_freq * size):
+            total = min(update_freq * size, len(plan) - first)
+            yield Share(list(islice(batches, -(-total // size) if has_fillers else len(range(rank, total, size)))), total)
 
     def _prepared(self, plan: Sequence[list[int]], epoch: int) -> Iterator[AnyBatch]:
         if self.limits.num_workers == 0:

@@ -20,7 +20,7 @@ defaults another task set stand in `TASK_DEFAULTS` (config/presets.py).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,12 +30,14 @@ from lamina.checkpoint.format import Checkpoint
 from lamina.config.batches import DataConfig
 from lamina.config.model import ModelConfig
 from lamina.config.train import ValidationConfig
+from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus
-from lamina.data.feed import Feed
 from lamina.errors import CheckpointError, DataError
 from lamina.models.build import BUILDERS
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import Vocabulary
+
+Gather = Callable[[list[Any]], list[Any]]
 
 
 class Task(ABC):
@@ -98,6 +100,10 @@ class Task(ABC):
                                   f"{ours.digest}. Pass the matching data folder, or preprocess again with that dictionary "
                                   "(--srcdict, --tgtdict).")
 
-    def figures(self, model: nn.Module, feed: Feed, config: ValidationConfig, note: Callable[[str], Any]) -> dict[str, float]:
-        """What validation reports besides loss and perplexity; `note` shows a line to the person who watches."""
+    def figures(self, model: nn.Module, batches: Iterable[AnyBatch], config: ValidationConfig, note: Callable[[str], Any],
+                gather: Gather) -> dict[str, float]:
+        """What validation reports besides loss and perplexity; `note` shows a line to the person who watches.
+
+        `batches` may be a share, one rank's; `gather` makes a list of what all ranks found out, one item a batch.
+        """
         return {}

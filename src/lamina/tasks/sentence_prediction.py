@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lamina.checkpoint.format import Checkpoint
 from lamina.config.batches import DataConfig
 from lamina.config.model import ModelConfig
 from lamina.config.train import ValidationConfig
-from lamina.data.feed import Feed
+from lamina.data.batching import AnyBatch
 from lamina.data.folder import dictionary_name, read_manifest
 from lamina.data.sentences import (
     FIRST_INPUT,
@@ -29,7 +30,7 @@ from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.init.pretrained import fill_table_
 from lamina.metrics.classes import accuracy, f1, pearson
 from lamina.models.masked import MaskedModel
-from lamina.tasks.base import Task
+from lamina.tasks.base import Gather, Task
 from lamina.text.subword import Whitespace, load_subwords
 from lamina.text.vocabulary import FIRST_WORD_ID, Vocabulary
 
@@ -122,21 +123,21 @@ class SentencePrediction(Task):
         return rest | theirs
 
     @torch.no_grad()
-    def figures(self, model: nn.Module, feed: Feed, config: ValidationConfig, note: Callable[[str], Any]) -> dict[str, float]:
+    def figures(self, model: nn.Module, batches: Iterable[AnyBatch], config: ValidationConfig, note: Callable[[str], Any],
+                gather: Gather) -> dict[str, float]:
         """Accuracy and F1 of the likeliest classes; of numbers, the mean squared error and the correlation."""
         assert isinstance(model, MaskedModel)
         model.eval()
-        scores, targets = [], []
-        for batch in feed.batches():
+        is_regression = self.data.sentences.is_regression
+        results = []  # guesses and answers, one pair a batch
+        for batch in batches:
             assert isinstance(batch, SentenceBatch)
-            scores.append(model.classify(*batch.inputs).float())
-            targets.append(batch.target)
-        all_scores, correct = torch.cat(scores), torch.cat(targets).tolist()
-        if self.data.sentences.is_regression:
-            predicted = all_scores[:, 0].tolist()
+            scores = model.classify(*batch.inputs).float()
+            results.append(((scores[:, 0] if is_regression else scores.argmax(dim=1)).tolist(), batch.target.tolist()))
+        predicted, correct = (list(chain.from_iterable(side)) for side in zip(*gather(results), strict=True))
+        if is_regression:
             error = sum((guess - answer) ** 2 for guess, answer in zip(predicted, correct, strict=True)) / len(correct)
             return {"mse": error, "pearson": pearson(predicted, correct)}
-        classes = all_scores.argmax(dim=1).tolist()
         label = self.data.sentences.f1_label
         one = None if label is None else self.vocabularies[1].id(label) - FIRST_WORD_ID
-        return {"accuracy": accuracy(classes, correct), "f1": f1(classes, correct, one)}
+        return {"accuracy": accuracy(predicted, correct), "f1": f1(predicted, correct, one)}

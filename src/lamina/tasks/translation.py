@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,15 @@ from lamina.config.batches import DataConfig
 from lamina.config.decode import SearchConfig
 from lamina.config.model import ModelConfig
 from lamina.config.train import ValidationConfig
-from lamina.data.batching import Batch
+from lamina.data.batching import AnyBatch, Batch
 from lamina.data.corpus import Languages, ParallelCorpus, find_languages, load_dictionaries, open_corpus
-from lamina.data.feed import Feed
 from lamina.data.folder import read_manifest
 from lamina.decode.beam import Search
 from lamina.errors import ConfigError
 from lamina.init.pretrained import load_embeddings_
 from lamina.metrics.bleu import corpus_bleu
 from lamina.models.encoder_decoder import EncoderDecoder
-from lamina.tasks.base import Task
+from lamina.tasks.base import Gather, Task
 from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown, join_pieces
 from lamina.text.subword import Subword, Whitespace, load_subwords
 from lamina.text.vocabulary import Vocabulary
@@ -66,24 +66,24 @@ class Translation(Task):
         load_embeddings_(model, self.model_config, self.vocabularies)
         return model
 
-    def figures(self, model: nn.Module, feed: Feed, config: ValidationConfig, note: Callable[[str], Any]) -> dict[str, float]:
+    def figures(self, model: nn.Module, batches: Iterable[AnyBatch], config: ValidationConfig, note: Callable[[str], Any],
+                gather: Gather) -> dict[str, float]:
         """BLEU of greedy translations, if asked for, and a sample of them."""
         if not config.eval_bleu:
             return {}
         assert isinstance(model, EncoderDecoder)
         search = Search([model.eval()], GREEDY)
-        hypotheses: list[str] = []
-        references: list[str] = []
-        for batch in feed.batches():
+        results: list[tuple[list[str], list[str]]] = []  # one a batch
+        for batch in batches:
             assert isinstance(batch, Batch)
             texts, answers = self.translated(search, batch, config.remove_bpe)
-            if config.print_samples and not hypotheses:
+            if config.print_samples and not results:
                 source = self.subwords[0].decode(self.vocabularies[0].decode(batch.source[0].tolist()))
                 note(f"source:      {source}")
                 note(f"translation: {texts[0]}")
                 note(f"reference:   {answers[0]}")
-            hypotheses += texts
-            references += answers
+            results.append((texts, answers))
+        hypotheses, references = (list(chain.from_iterable(side)) for side in zip(*gather(results), strict=True))
         return {"bleu": corpus_bleu(hypotheses, references, is_tokenized=config.is_tokenized)}
 
     def translated(self, search: Search, batch: Batch, joiner: str | None) -> tuple[list[str], list[str]]:

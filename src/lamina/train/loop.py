@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator
 
-from lamina.data.batching import AnyBatch
+from lamina.data.feed import Share
 from lamina.nn.stack import ALL_RUN
 from lamina.train.layer_drop import LayerDrop
 from lamina.train.progress import Progress
@@ -15,28 +14,21 @@ from lamina.train.update import Updater
 from lamina.train.watch import Watch
 
 
-def run_updates(updater: Updater, schedule: Schedule, groups: Iterable[Sequence[AnyBatch]], progress: Progress, watch: Watch,
+def run_updates(updater: Updater, schedule: Schedule, shares: Iterable[Share], progress: Progress, watch: Watch,
                 seed: int, layer_drop: LayerDrop | None = None) -> Iterator[None]:
     """One update after another; yields after each, so that the caller decides about validating and stopping."""
-    for batches in groups:
+    for share in shares:
         lr = schedule(progress.updates - progress.schedule_start, progress.epoch)
-        result = updater.update(batches, lr, update_seed(seed, progress.updates),
-                                ALL_RUN if layer_drop is None else layer_drop.draw(progress.updates))
+        result = updater.update(share.batches, lr, update_seed(seed, progress.updates),
+                                ALL_RUN if layer_drop is None else layer_drop.draw(progress.updates), share.total)
         progress.updates += 1
-        progress.batches_done += len(batches)
+        progress.batches_done += share.total
         watch.add(result, lr)
         yield
 
 
 def update_seed(seed: int, updates: int) -> int:
     return (seed << 32) + updates
-
-
-def groups_of(batches: Iterable[AnyBatch], number: int) -> Iterator[list[AnyBatch]]:
-    """The batches of one update each; the last one of an epoch may have fewer."""
-    iterator = iter(batches)
-    while group := list(islice(iterator, number)):
-        yield group
 
 
 def train(run: Run) -> None:
@@ -46,8 +38,9 @@ def train(run: Run) -> None:
         feed = run.train_feed(progress.epoch)
         num_batches = len(feed.plan(progress.epoch))
         run.reporter.begin_epoch(progress.epoch, num_batches, progress.batches_done)
-        groups = groups_of(feed.batches(progress.epoch, progress.batches_done), run.update_freq(progress.epoch))
-        for _ in run_updates(run.updater, run.schedule, groups, progress, run.watch, run.config.seed,
+        shares = feed.shares(progress.epoch, progress.batches_done, run.update_freq(progress.epoch), run.ranks.rank,
+                             run.ranks.size, has_fillers=run.updater.weights.needs_fillers)
+        for _ in run_updates(run.updater, run.schedule, shares, progress, run.watch, run.config.seed,
                              run.layer_drop):
             is_over = progress.batches_done >= num_batches or run.why_stop()
             if not is_over and run.is_check_due():

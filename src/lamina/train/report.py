@@ -13,6 +13,7 @@ import torch
 
 from lamina.config.train import LogConfig, OptimizationConfig
 from lamina.errors import ConfigError
+from lamina.train.ranks import Ranks
 from lamina.train.validate import bits_per_token
 
 
@@ -65,13 +66,14 @@ def format_figure(name: str, value: Any) -> str:
 class Reporter:
     """Collects what updates did and shows it every interval; a summary of an epoch and of a validation at once."""
 
-    def __init__(self, config: LogConfig, device: torch.device, optimization: OptimizationConfig) -> None:
+    def __init__(self, config: LogConfig, ranks: Ranks, optimization: OptimizationConfig) -> None:
         self.config = config
-        self.device = device
+        self.ranks = ranks
         self.optimization = optimization
-        self.format = _chosen_format(config)
+        # Its figures are those of all ranks, so one tells them.
+        self.format = _chosen_format(config) if ranks.is_first else "none"
         self.interval = Interval(time.perf_counter())
-        self._tensorboard = _open_tensorboard(config.tensorboard_dir)
+        self._tensorboard = _open_tensorboard(config.tensorboard_dir) if ranks.is_first else None
         self._bar: Any = None
         self._task: Any = None
 
@@ -103,7 +105,7 @@ class Reporter:
             return
         now = time.perf_counter()
         figures: dict[str, Any] = {**interval.figures(now), "num_updates": updates, "lr": lr,
-                                   "mem_gib": gib_in_use(self.device)}
+                                   "mem_gib": gib_in_use(self.ranks.device)}
         if loss_scale is not None:
             figures["loss_scale"] = loss_scale
         left = self._updates_left(epoch, batches_done, updates)
@@ -121,7 +123,7 @@ class Reporter:
         limits = [float(optimization.max_update - updates)] if optimization.max_update else []
         if optimization.max_epoch:
             batches = (optimization.max_epoch - epoch + 1) * self.num_batches - batches_done
-            limits.append(batches / optimization.update_freq[-1])
+            limits.append(batches / (optimization.update_freq[-1] * self.ranks.size))
         return min(limits, default=None)
 
     def _show_interval(self, epoch: int, batches_done: int, figures: dict[str, Any]) -> None:
@@ -149,6 +151,8 @@ class Reporter:
         print(f"| epoch {epoch:03d}{place} | {shown} | num_updates {updates}", flush=True)
 
     def note(self, text: str) -> None:
+        if not self.ranks.is_first:
+            return
         if self.format == "json":
             self._print_json({"note": text})
         else:

@@ -113,11 +113,9 @@ def _flat(updater: Updater, stored: Tensor | dict[str, Tensor], like: Tensor) ->
     if isinstance(stored, Tensor):
         return stored
     flat = torch.zeros_like(like)
-    for name, view in updater.weights.named(flat).items():
-        if name not in stored:
-            continue
-        if stored[name].shape != view.shape:
+    for name, shape in zip(updater.weights.names, updater.weights.shapes, strict=True):
+        if name in stored and stored[name].shape != shape:
             raise CheckpointError(f"the checkpoint's optimizer state does not fit {name}. Add --reset-optimizer to start "
                                   "it afresh.")
-        view.copy_(stored[name])
+    updater.weights.fill_(flat, stored)
     return flat

@@ -21,7 +21,7 @@ from lamina.config.train import LARGER_IS_BETTER, TrainConfig
 from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus
 from lamina.data.feed import Feed
-from lamina.errors import DataError
+from lamina.errors import CheckpointError, DataError
 from lamina.nn.stack import stacks_of
 from lamina.tasks import TASKS
 from lamina.text.subword import subword_to_dict
@@ -29,6 +29,8 @@ from lamina.train.keeper import Keeper
 from lamina.train.layer_drop import LayerDrop
 from lamina.train.profile import fill_omegas_
 from lamina.train.progress import Progress
+from lamina.train.ranks import ALONE, Ranks
+from lamina.train.replicated import ReplicatedWeights
 from lamina.train.report import Reporter
 from lamina.train.restore import (
     DEFAULT_RESTORE_FILE,
@@ -43,14 +45,16 @@ from lamina.train.schedule import build_schedule
 from lamina.train.update import Updater
 from lamina.train.validate import bits_per_token, validation_loss
 from lamina.train.watch import Watch
+from lamina.train.weights import FlatWeights
 
 
 class Run:
-    def __init__(self, config: TrainConfig) -> None:
-        self.device = torch.device("cuda" if torch.cuda.is_available() and not config.precision.cpu else "cpu")
+    def __init__(self, config: TrainConfig, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
+        self.device = ranks.device
         self.dtype, notices = _compute_type(config, self.device)
         optimization = config.optimization
-        self.reporter = Reporter(config.log, self.device, optimization)
+        self.reporter = Reporter(config.log, ranks, optimization)
         for notice in notices:
             self.reporter.note(notice)
         start = self._starting_point(config)
@@ -71,9 +75,12 @@ class Run:
         else:
             restore_weights_(self.model, start.checkpoint, self.task, start.path)
         self.layer_drop = LayerDrop(config.model, config.seed)
-        self.updater = Updater(self.model, optimization, config.precision, self.dtype)
+        for parameter in self.model.parameters():
+            ranks.broadcast_(parameter.data)  # Admin's omegas are measured by the first rank alone
+        self.updater = Updater(self.model, optimization, config.precision, self.dtype, ranks, self._weights())
         if start is not None and start.is_resumed:
             self.progress = restore_training(start.checkpoint, self.updater, config, self.reporter.note)
+        self._check_same_start()
         self.watch = Watch(self.progress, config.precision, self.updater.weights.names, self.device, self.dtype,
                            self.reporter)
         self._valid_feeds = {} if config.validation.is_off else {
@@ -175,8 +182,9 @@ class Run:
         if metrics:
             self.progress.stale_validations = 0 if is_best else self.progress.stale_validations + 1
         self.progress.seconds = self._seconds()
-        names = self.keeper.save(self.checkpoint(metrics), epoch=epoch, updates=self.progress.updates,
-                                 is_epoch_end=is_epoch_end, is_best=is_best)
+        checkpoint = self.checkpoint(metrics)  # to which all ranks may contribute; one writes it
+        names = self.keeper.save(checkpoint, epoch=epoch, updates=self.progress.updates, is_epoch_end=is_epoch_end,
+                                 is_best=is_best) if self.ranks.is_first else []
         if names:
             self.reporter.note(f"saved {', '.join(names)} in {self.keeper.folder} (epoch {epoch} @ "
                                f"{self.progress.updates} updates)")
@@ -187,8 +195,10 @@ class Run:
         validation = self.config.validation
         first: dict[str, float] = {}
         for split, feed in self._valid_feeds.items():
-            figures = validation_loss(self.model, feed.batches(), self.config.optimization.criterion)
-            figures |= self.task.figures(self.model, feed, validation, self.reporter.note)
+            batches = feed.batches(rank=self.ranks.rank, size=self.ranks.size)
+            figures = validation_loss(self.model, batches, self.config.optimization.criterion, ranks=self.ranks)
+            figures |= self.task.figures(self.model, feed.batches(rank=self.ranks.rank, size=self.ranks.size), validation,
+                                         self.reporter.note, self.ranks.gather)
             first = first or figures
             best = self.progress.best
             metric = figures[validation.best_metric]
@@ -245,9 +255,25 @@ class Run:
 
     def _fill_omegas_(self) -> None:
         """Admin's, where the weights are new: those of a checkpoint come with theirs."""
-        if isinstance(self.config.model.init, ProfiledInit):
+        if isinstance(self.config.model.init, ProfiledInit) and self.ranks.is_first:
             fill_omegas_(self.model, self.config.model.init, self._first_batches, self.keeper.folder, self.config.seed,
                          self.reporter.note)
+
+    def _weights(self) -> FlatWeights:
+        options = self.config.ranks
+        if self.ranks.size == 1:
+            return FlatWeights(self.model, self.dtype)
+        return ReplicatedWeights(self.model, self.dtype, self.ranks, options.bucket_cap_mb * 2**20 // 4)
+
+    def _check_same_start(self) -> None:
+        """Ranks that went on from different checkpoints would train different models."""
+        progress = self.progress
+        starts = self.ranks.gather([[progress.updates, progress.epoch, progress.batches_done]])
+        if starts.count(starts[0]) < len(starts):
+            other = next(rank for rank, start in enumerate(starts) if start != starts[0])
+            raise CheckpointError(f"rank 0 goes on from update {starts[0][0]}, but rank {other} from update "
+                                  f"{starts[other][0]}: they found different files. --save-dir must be one folder that all "
+                                  "machines see.")
 
     def _first_batches(self, number: int) -> list[AnyBatch]:
         """Those of the first updates, which read them again."""

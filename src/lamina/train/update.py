@@ -13,15 +13,19 @@ from lamina.data.batching import AnyBatch
 from lamina.nn.stack import ALL_RUN, Runs
 from lamina.train.loss import batch_loss
 from lamina.train.optim import build_optimizer
+from lamina.train.ranks import ALONE, Ranks
 from lamina.train.scale import LossScale
 from lamina.train.weights import FlatWeights
 
 # As in the references: keeps the division finite when there is no gradient at all.
 CLIP_EPSILON = 1e-6
+# Between the seeds of an update's batches: far enough that those of other updates are not met. In the lower 32 bits, since
+# torch's generator for the CPU reads no others.
+SEED_STRIDE = 0x9E3779B1
 
 
 class UpdateResult(NamedTuple):
-    """What an update did, still on the device: reading it is the caller's choice, and may wait."""
+    """What an update did on all ranks, still on the device: reading it is the caller's choice, and may wait."""
 
     numbers: Tensor  # (5,): loss sum, nll sum, gradient norm, loss scale, 1 if the step was taken
     grad_norms: Tensor  # (P,), one a parameter
@@ -33,31 +37,43 @@ class Updater:
     """Model, weights, loss scale and optimizer, moved together by `update`."""
 
     def __init__(self, model: Any, optimization: OptimizationConfig, precision: PrecisionConfig,
-                 dtype: torch.dtype = torch.float32) -> None:
+                 dtype: torch.dtype = torch.float32, ranks: Ranks = ALONE, weights: FlatWeights | None = None) -> None:
         self.model = model
         self.optimization = optimization
-        self.weights = FlatWeights(model, dtype)
+        self.ranks = ranks
+        self.weights = weights or FlatWeights(model, dtype)
         self.optimizer = build_optimizer(optimization.optimizer, self.weights.master)
         self.scale = LossScale(precision, self.weights.master.device, is_on=dtype == torch.float16,
                                default_window=2**14 // optimization.update_freq[0])
 
-    def update(self, batches: Sequence[AnyBatch], lr: float, seed: int, runs: Runs = ALL_RUN) -> UpdateResult:
-        """The gradient is that of the summed loss over the number of tokens, however the batches are cut.
+    def update(self, batches: Sequence[AnyBatch], lr: float, seed: int, runs: Runs = ALL_RUN,
+               total: int | None = None) -> UpdateResult:
+        """The gradient is that of the summed loss over the number of tokens, however the batches are cut and dealt out.
 
         All batches of an update run the same layers; the others have a zero gradient and are stepped like the rest.
+        `batches` are this rank's of `total` on all ranks; the first of all is the first rank's, the next the second's.
         """
-        # Seeded by the number of the update, so that a resumed run draws the same dropout as one that never stopped.
-        torch.manual_seed(seed)
         self.model.train()
         self.weights.zero_grad_()
-        losses = []
-        for batch in batches:
+        losses, own = [], []
+        for number, batch in enumerate(batches):
+            place = self.ranks.rank + number * self.ranks.size
+            # Seeded by the number of the update and the batch's place in it: a resumed run draws the same dropout as one
+            # that never stopped, and several ranks the same as one.
+            torch.manual_seed(seed + place * SEED_STRIDE)
+            if number == len(batches) - 1:
+                self.weights.expect_last_(runs)
             sums = batch_loss(self.model, batch, self.optimization.criterion, runs)
-            (sums.loss * self.scale.value).backward()
+            is_filler = total is not None and place >= total
+            (sums.loss * (0.0 if is_filler else self.scale.value)).backward()
             self.weights.collect_grad_()
-            losses.append(torch.stack([sums.loss.detach(), sums.nll]))
-        num_tokens = sum(batch.num_target_tokens for batch in batches)
-        num_sentences = sum(batch.num_sentences for batch in batches)
+            if not is_filler:
+                losses.append(torch.stack([sums.loss.detach(), sums.nll]))
+                own.append(batch)
+        self.weights.sum_grad_(runs)
+        num_tokens, num_sentences = self.ranks.sum(sum(batch.num_target_tokens for batch in own),
+                                                   sum(batch.num_sentences for batch in own))
+        loss_sums = self.ranks.sum_(torch.stack(losses).sum(dim=0) if losses else self.scale.value.new_zeros(2))
         # A masked batch of very short sentences may have nothing to guess.
         share = 1.0 / max(num_sentences if self.optimization.sentence_avg else num_tokens, 1)
         scale_used = self.scale.value.clone()
@@ -68,7 +84,7 @@ class Updater:
         self.optimizer.step_(self.weights.grad, lr, self._unless_known(ok))
         self.weights.publish_()
         self.scale.update_(ok)
-        numbers = torch.cat([torch.stack(losses).sum(dim=0), torch.stack([norm, scale_used, ok.float()])])
+        numbers = torch.cat([loss_sums, torch.stack([norm, scale_used, ok.float()])])
         return UpdateResult(numbers, norms, num_tokens, num_sentences)
 
     def _unless_known(self, ok: Tensor) -> Tensor | None:

@@ -12,11 +12,13 @@ from lamina.config.train import Criterion
 from lamina.data.batching import AnyBatch
 from lamina.nn.stack import ALL_RUN, Runs
 from lamina.train.loss import batch_loss
+from lamina.train.ranks import ALONE, Ranks
 
 
 @torch.no_grad()
-def validation_loss(model: Any, batches: Iterable[AnyBatch], criterion: Criterion, runs: Runs = ALL_RUN) -> dict[str, float]:
-    """Per token, in bits, as the references print it."""
+def validation_loss(model: Any, batches: Iterable[AnyBatch], criterion: Criterion, runs: Runs = ALL_RUN,
+                    ranks: Ranks = ALONE) -> dict[str, float]:
+    """Per token, in bits, as the references print it; `batches` are this rank's, the figures those of all."""
     model.eval()
     loss = nll = torch.zeros((), dtype=torch.float64)
     num_tokens = 0
@@ -24,7 +26,9 @@ def validation_loss(model: Any, batches: Iterable[AnyBatch], criterion: Criterio
         sums = batch_loss(model, batch, criterion, runs)
         loss, nll = loss.to(sums.loss.device) + sums.loss, nll.to(sums.nll.device) + sums.nll
         num_tokens += batch.num_target_tokens
-    return bits_per_token(loss.item(), nll.item(), max(num_tokens, 1))
+    loss_sum, nll_sum = ranks.sum_(torch.stack([loss, nll]).cpu()).tolist()
+    (num_tokens,) = ranks.sum(num_tokens)
+    return bits_per_token(loss_sum, nll_sum, max(num_tokens, 1))
 
 
 def bits_per_token(loss_sum: float, nll_sum: float, num_tokens: int) -> dict[str, float]:

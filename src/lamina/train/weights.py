@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from lamina.nn.stack import Runs
+
 # Each parameter starts at a multiple of this many elements, so that kernels can use their widest loads on any of them.
 ALIGNMENT = 64
 
@@ -17,6 +19,8 @@ class FlatWeights:
     A parameter that took no part in a step keeps its zero gradient and is stepped like the rest: a skipped layer
     (LayerDrop) needs no special case. In half precision the model computes with `compute`, and `master` keeps float32.
     """
+
+    needs_fillers = False  # whether a rank must run the model as often as the others
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         parameters = dict(model.named_parameters())
@@ -48,13 +52,26 @@ class FlatWeights:
             yield flat[start : start + shape.numel()].view(shape)
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """By parameter, as files hold it."""
         return dict(zip(self.names, self.views(flat), strict=True))
+
+    def fill_(self, flat: Tensor, stored: dict[str, Tensor]) -> None:
+        """The inverse of `named`; what is not stored is left alone."""
+        for name, view in self.named(flat).items():
+            if name in stored:
+                view.copy_(stored[name])
 
     def collect_grad_(self) -> None:
         """Add a batch's gradients to the update's, in float32: half precision would lose the small ones of many."""
         if self.is_half:
             self.grad.add_(self.compute_grad)
             self.compute_grad.zero_()
+
+    def expect_last_(self, runs: Runs) -> None:
+        """The next backward pass is the last of this update, and runs these layers."""
+
+    def sum_grad_(self, runs: Runs) -> None:
+        """Add the gradients of other ranks, if there are any."""
 
     def zero_grad_(self) -> None:
         self.grad.zero_()

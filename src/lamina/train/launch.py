@@ -1,0 +1,142 @@
+"""Where a process stands among others, and how `lamina train` starts one for each GPU."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed as dist
+
+from lamina.config.ranks import RanksConfig
+from lamina.errors import ConfigError, RankError
+from lamina.train.ranks import ALONE, Ranks
+
+# A rank that waits this long for another is told so. Rank 0 may validate or write for a while; nothing takes an hour.
+PATIENCE = timedelta(hours=1)
+# Slurm jobs that share a machine should not meet on one port.
+FIRST_SLURM_PORT, NUM_SLURM_PORTS = 15000, 20000
+
+
+class Place(NamedTuple):
+    """A process among those of a run."""
+
+    rank: int
+    size: int
+    local: int  # among those of its machine
+    init_method: str = "env://"
+
+
+def find_place(config: RanksConfig, environ: Mapping[str, str]) -> Place:
+    """As the launcher says in the environment, or the flags; alone if nobody says anything."""
+    # Slurm puts a task's number into every shell of a job; how many tasks a step has, only into what srun started.
+    slurm_size = int(environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    if config.init_method is not None:
+        # Started by hand, one command a machine, which may have started one process for each of its GPUs.
+        local = int(environ.get("LOCAL_RANK", "0"))
+        return Place(config.rank + local, config.world_size or 1, config.device or local, config.init_method)
+    if "RANK" in environ and "WORLD_SIZE" in environ:  # torchrun
+        rank = int(environ["RANK"])
+        local = int(environ.get("LOCAL_RANK", config.device or 0))
+        return Place(rank, int(environ["WORLD_SIZE"]), local)
+    if slurm_size > 1:
+        host = first_host(environ.get("SLURM_STEP_NODELIST", environ.get("SLURM_JOB_NODELIST", "localhost")))
+        port = config.port if config.port > 0 else FIRST_SLURM_PORT + int(environ["SLURM_JOB_ID"]) % NUM_SLURM_PORTS
+        return Place(int(environ["SLURM_PROCID"]), slurm_size, int(environ["SLURM_LOCALID"]), f"tcp://{host}:{port}")
+    return Place(0, 1, config.device or 0)
+
+
+def first_host(nodes: str) -> str:
+    """Of a list as Slurm writes it: `node[07-09,12],other3` begins with node07."""
+    match = re.match(r"([^,\[]+)(?:\[(\d+))?", nodes)
+    if match is None:
+        raise ConfigError(f"Slurm's list of machines is {nodes!r}, which has no first one. Start with torchrun instead.")
+    return match[1] + (match[2] or "")
+
+
+def num_to_start(config: RanksConfig, environ: Mapping[str, str], num_gpus: int) -> int:
+    """How many processes this one should start and wait for; 1: none, it is the run itself."""
+    if "RANK" in environ or int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 or not config.starts_itself:
+        return 1
+    if config.init_method is not None:
+        return max(1, min(num_gpus, (config.world_size or 1) - config.rank))
+    wanted = config.world_size or max(1, num_gpus)
+    if num_gpus and wanted > num_gpus:
+        raise ConfigError(f"--distributed-world-size is {wanted}, but this machine shows {num_gpus} "
+                          f"{'GPU' if num_gpus == 1 else 'GPUs'}. Leave it out and multiply --update-freq for the same "
+                          "effective batch, or start on several machines with torchrun.")
+    return wanted
+
+
+def start_ranks(number: int, command: Callable[[Any], None], config: Any) -> None:
+    """One process each, through torchrun's launcher; returns when all are done, and ends all when one fails."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # The failed rank has said what was wrong; the launcher's report on it would only bury that.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    settings = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=number, run_id="lamina", rdzv_backend="c10d",
+                            rdzv_endpoint="localhost:0", max_restarts=0, start_method="spawn", monitor_interval=0.5)
+    # As torchrun does: threads of all processes together should not outnumber the cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        elastic_launch(settings, run_rank)(command, config)
+    except ChildFailedError as error:
+        codes = sorted({failure.exitcode for failure in error.failures.values()})
+        raise SystemExit(2 if 2 in codes else codes[0] if codes[0] > 0 else 128 - codes[0]) from None
+
+
+def run_rank(command: Callable[[Any], None], config: Any) -> None:
+    """What a process started by `start_ranks` does."""
+    from lamina.cli import guarded
+
+    code = guarded(lambda: command(config))
+    if code:
+        raise SystemExit(code)
+
+
+@contextmanager
+def joined(config: RanksConfig, *, is_on_gpu: bool) -> Iterator[Ranks]:
+    """The ranks of this run, from the first meeting to the last good-bye."""
+    place = find_place(config, os.environ)
+    device = torch.device("cpu")
+    if is_on_gpu:
+        if place.local >= torch.cuda.device_count():
+            raise ConfigError(f"rank {place.rank} would use GPU {place.local} of its machine, which shows "
+                              f"{torch.cuda.device_count()}. Start one process a GPU, and no more.")
+        torch.cuda.set_device(place.local)
+        device = torch.device("cuda", place.local)
+    if place.size == 1:
+        yield Ranks(device=device) if is_on_gpu else ALONE
+        return
+    ranks = _meet(place, device)
+    try:
+        yield ranks
+    except Exception as error:
+        if not ranks.is_first_to_fail():
+            # Another rank has told why; this one only noticed that it was gone.
+            raise SystemExit(2) from None
+        if isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error)):
+            raise RankError(f"rank {place.rank} lost contact with another rank, which was killed or cannot be reached. "
+                            "Checkpoints written so far are whole: the same command goes on from them.") from error
+        raise
+    dist.destroy_process_group()
+
+
+def _meet(place: Place, device: torch.device) -> Ranks:
+    # Numbers that hosts know travel between hosts (gloo), so that no device is asked for them.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    try:
+        store, rank, size = next(dist.rendezvous(place.init_method, place.rank, place.size, timeout=PATIENCE))
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE,
+                                device_id=device if device.type == "cuda" else None)
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RankError(f"rank {place.rank} of {place.size} did not find the others at {place.init_method}: {reason}. All must "
+                        "be started with the same address and number.") from None
+    return Ranks(rank, size, device, dist.PrefixStore("lamina", store))

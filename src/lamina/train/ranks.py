@@ -1,0 +1,74 @@
+"""The processes of a run, and what they tell each other; one process alone is the same with nobody to tell.
+
+A run on several GPUs is one process a GPU. All know the same plan and take the same decisions from the same sums, so what
+travels is gradients and a few numbers. Texts travel as JSON: nothing that a peer sends can run code.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process, its number among all, and its peers."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    store: Any = None  # torch's, shared by all ranks from the start to the end
+
+    @property
+    def is_first(self) -> bool:
+        """The one that prints and writes."""
+        return self.rank == 0
+
+    def sum(self, *values: int) -> tuple[int, ...]:
+        """Whole numbers that the hosts know, added up over all ranks without asking a device."""
+        if self.size == 1:
+            return values
+        return tuple(self.sum_(torch.tensor(values, dtype=torch.int64)).tolist())
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """In place, where the tensor lives; all ranks get the same bits."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def broadcast_(self, tensor: Tensor) -> Tensor:
+        """What the first rank has is what all have."""
+        if self.size > 1:
+            dist.broadcast(tensor, src=0)
+        return tensor
+
+    def share(self, items: list[T]) -> list[T]:
+        """This rank's, dealt out in turn."""
+        return items[self.rank :: self.size]
+
+    def gather(self, own: list[T]) -> list[T]:
+        """The inverse of `share`, on every rank: what each made of its items, in the order of the whole."""
+        if self.size == 1:
+            return own
+        packed = torch.frombuffer(bytearray(json.dumps(own).encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([len(packed)]))
+        longest = int(max(lengths))
+        parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(parts, torch.nn.functional.pad(packed, (0, longest - len(packed))))
+        rows = [json.loads(part[: int(length)].numpy().tobytes()) for part, length in zip(parts, lengths, strict=True)]
+        return [rows[place % self.size][place // self.size] for place in range(sum(map(len, rows)))]
+
+    def is_first_to_fail(self) -> bool:
+        """Whether nobody else has an error to show yet: one run, one error."""
+        return self.store is None or self.store.add("failures", 1) == 1
+
+
+ALONE = Ranks()

@@ -1,0 +1,116 @@
+"""What processes do in tests of several ranks; here, since a process that is started afresh must be able to import it."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch import multiprocessing as mp
+
+from lamina.config.init import Admin
+from lamina.config.model import ModelConfig
+from lamina.config.optim import Nag
+from lamina.config.ranks import RanksConfig
+from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.train.launch import joined
+from lamina.train.layer_drop import LayerDrop
+from lamina.train.loop import update_seed
+from lamina.train.profile import fill_omegas_
+from lamina.train.ranks import ALONE, Ranks
+from lamina.train.replicated import ReplicatedWeights
+from lamina.train.update import Updater
+from lamina.train.weights import FlatWeights
+from tiny import FUSIONS, batch_of, tiny_config, tiny_model
+
+# Not Adam: the bias of keys has no gradient but rounding, which Adam would divide by itself.
+OPTIMIZATION = OptimizationConfig(criterion=LabelSmoothedCrossEntropy(smoothing=0.1), optimizer=Nag(), lr=(0.1,), clip_norm=1.0)
+# Batches of an update on all ranks: enough for several each, an uneven number, and less than there are ranks.
+TOTALS = (8, 5, 1, 3)
+# So small that a tiny model has several buckets, and some parameters have one of their own.
+BUCKET_SIZE = 1500
+
+
+def with_layer_drop(config: ModelConfig, p: float) -> ModelConfig:
+    return replace(config, encoder=replace(config.encoder, layer_drop_p=p), decoder=replace(config.decoder, layer_drop_p=p))
+
+
+CONFIGS = {
+    "plain": tiny_config(dropout_p=0.2),
+    "fusion": tiny_config(dropout_p=0.2, **FUSIONS["both"]),
+    "admin": tiny_config(dropout_p=0.2, init=Admin()),
+    "layerdrop": with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5),
+}
+
+
+class Outcome(NamedTuple):
+    weights: dict[str, Tensor]
+    numbers: list[list[float]]
+    counts: list[tuple[int, int]]
+    masks: list[Any]
+
+
+def batch(place: int) -> Any:
+    """Of different sizes, so that a mean of means would show."""
+    return batch_of(slice(place % 4, place % 4 + 1 + place % 3), seed=place)
+
+
+def train_updates(config: ModelConfig, ranks: Ranks, new_weights: Callable[[Any, torch.dtype, Ranks], FlatWeights],
+                  dtype: torch.dtype = torch.float32) -> Outcome:
+    """A few updates on this rank's batches."""
+    model = tiny_model(config)
+    if isinstance(config.init, Admin) and ranks.is_first:
+        fill_omegas_(model, config.init, lambda number: [batch(0)] * number, Path(), 1, lambda text: None)
+    for parameter in model.parameters():
+        ranks.broadcast_(parameter.data)
+    updater = Updater(model, OPTIMIZATION, PrecisionConfig(), dtype, ranks, new_weights(model, dtype, ranks))
+    layer_drop = LayerDrop(config, seed=3)
+    numbers, counts, masks = [], [], []
+    for update, total in enumerate(TOTALS):
+        runs = layer_drop.draw(update)
+        own = list(range(ranks.rank, total, ranks.size))
+        if updater.weights.needs_fillers and len(own) < -(-total // ranks.size):
+            own.append(total + ranks.size)
+        result = updater.update([batch(place) for place in own], 0.1, update_seed(3, update), runs, total)
+        numbers.append(result.numbers.tolist())
+        counts.append((result.num_tokens, result.num_sentences))
+        masks.append(runs)
+    return Outcome({name: value.clone() for name, value in updater.weights.named(updater.weights.master).items()}, numbers,
+                   counts, masks)
+
+
+def replicated(model: Any, dtype: torch.dtype, ranks: Ranks) -> FlatWeights:
+    return ReplicatedWeights(model, dtype, ranks, BUCKET_SIZE)
+
+
+def alone(model: Any, dtype: torch.dtype, ranks: Ranks) -> FlatWeights:
+    return FlatWeights(model, dtype)
+
+
+def reference(name: str) -> Outcome:
+    """What one process makes of all batches."""
+    return train_updates(CONFIGS[name], ALONE, alone)
+
+
+def _work(local: int, size: int, meeting: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    config = RanksConfig(world_size=size, rank=local, init_method=f"file://{meeting}")
+    with joined(config, is_on_gpu=False) as ranks:
+        for name, model_config in CONFIGS.items():
+            outcome = train_updates(model_config, ranks, replicated)
+            torch.save(tuple(outcome), Path(folder, f"{name}-replicated-{ranks.rank}.pt"))
+
+
+def run_on(size: int, folder: Path) -> None:
+    """Every configuration in turn on `size` ranks, in processes that are started once."""
+    # One process imports torch, which takes seconds, and the others are its copies.
+    multiprocessing.set_forkserver_preload(["lamina.train.run"])
+    mp.start_processes(_work, (size, str(folder / "meeting"), str(folder)), nprocs=size, start_method="forkserver")
+
+
+def read(folder: Path, name: str, kind: str, rank: int) -> Outcome:
+    return Outcome(*torch.load(folder / f"{name}-{kind}-{rank}.pt", weights_only=False))

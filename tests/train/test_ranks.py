@@ -1,0 +1,67 @@
+"""Several processes do what one does: sums, gradients, masks and updates."""
+
+import pytest
+import torch
+
+from lamina.nn.stack import Runs
+from lamina.train.ranks import ALONE, Ranks
+from lamina.train.replicated import buckets, is_skipped
+from rank_work import CONFIGS, read, reference, run_on
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def outcomes(request, tmp_path_factory):
+    """Started once for each number of ranks: most of the time goes into importing torch."""
+    folder = tmp_path_factory.mktemp(f"ranks{request.param}")
+    run_on(request.param, folder)
+    return request.param, folder
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_ranks_with_a_batch_each_equal_one_rank_that_accumulates(outcomes, name):
+    size, folder = outcomes
+    expected = reference(name)
+    for rank in range(size):
+        found = read(folder, name, "replicated", rank)
+        assert found.masks == expected.masks  # all ranks skip the same layers
+        assert found.counts == expected.counts
+        torch.testing.assert_close(found.numbers, expected.numbers, rtol=1e-5, atol=1e-6)
+        for parameter, value in expected.weights.items():
+            torch.testing.assert_close(found.weights[parameter], value, rtol=0, atol=1e-6, msg=parameter)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_all_ranks_have_the_same_bits(outcomes, name):
+    size, folder = outcomes
+    first = read(folder, name, "replicated", 0)
+    for rank in range(1, size):
+        other = read(folder, name, "replicated", rank)
+        assert other.numbers == first.numbers
+        assert all(torch.equal(other.weights[parameter], value) for parameter, value in first.weights.items())
+
+
+def test_alone_nothing_travels():
+    assert ALONE.sum(3, 4) == (3, 4)
+    assert ALONE.gather([1, 2]) == ALONE.share([1, 2]) == [1, 2]
+    assert ALONE.is_first
+    assert ALONE.is_first_to_fail()
+
+
+def test_shares_are_dealt_in_turn():
+    assert [Ranks(rank, 3).share(list(range(7))) for rank in range(3)] == [[0, 3, 6], [1, 4], [2, 5]]
+
+
+def test_parameters_of_skipped_layers():
+    runs = Runs(encoder=(True, False), decoder=None)
+    assert is_skipped("encoder.layers.1.ffn.up.weight", runs)
+    assert not is_skipped("encoder.layers.0.ffn.up.weight", runs)
+    assert not is_skipped("decoder.layers.1.ffn.up.weight", runs)
+    assert not is_skipped("encoder.norm.weight", runs)
+
+
+def test_buckets_leave_out_what_is_skipped():
+    starts, size = [0, 10, 20, 30, 40], 50
+    assert list(buckets(starts, size, [True] * 5, 20)) == [range(3, 5), range(1, 3), range(1)]
+    assert list(buckets(starts, size, [True, True, False, True, True], 100)) == [range(3, 5), range(2)]
+    assert list(buckets(starts, size, [True] * 5, 1)) == [range(number, number + 1) for number in (4, 3, 2, 1, 0)]
+    assert list(buckets(starts, size, [False] * 5, 20)) == []
