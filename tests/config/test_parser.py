@@ -72,7 +72,7 @@ def test_bad_recipes(tmp_path, text, message):
 
 def test_a_recipe_may_use_old_names(tmp_path):
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("max-sentences: 16\nrelu_dropout: 0.2\nddp-backend: no_c10d\nmin-lr: -1\n")
+    recipe.write_text("max-sentences: 16\nrelu_dropout: 0.2\nuser-dir: plugins\nmin-lr: -1\n")
     given, notices = parse("lamina train", TrainConfig, "", ["DATA", "--config", str(recipe)])
     config = resolve(TrainConfig, given)
     assert config.batches.max_sentences == 16
