@@ -31,8 +31,8 @@ def read_tensors(fixture: str, name: str) -> dict[str, Tensor]:
 def read_model(fixture: str, **args: Any) -> Any:
     """`args` take the place of the fixture's own."""
     config = read_json(fixture)
-    return model_from_fairseq(config["args"] | args, read_tensors(fixture, "weights"),
-                              config.get("src_vocab", config["tgt_vocab"]), config["tgt_vocab"])
+    size = config.get("tgt_vocab", config.get("vocab"))
+    return model_from_fairseq(config["args"] | args, read_tensors(fixture, "weights"), config.get("src_vocab", size), size)
 
 
 def gradients(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:

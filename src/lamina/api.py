@@ -13,7 +13,7 @@ import torch
 from lamina.api_lm import LanguageModel
 from lamina.api_masked import MaskedLanguageModel
 from lamina.api_parts import Score, TooLong, Translation, fitted, only_one, silent, warn_in_python
-from lamina.checkpoint.loading import load_for_use
+from lamina.checkpoint.loading import made_ready
 from lamina.config.decode import SearchConfig
 from lamina.decode.alignment import alignment_of
 from lamina.decode.beam import Search
@@ -21,6 +21,8 @@ from lamina.decode.rows import search_rows
 from lamina.decode.scoring import score_rows
 from lamina.decode.trace import Hypothesis
 from lamina.errors import CheckpointError, ConfigError, DataError
+from lamina.interop.fairseq_file import DictionaryPlaces
+from lamina.interop.loading import load_any
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.text.pieces import join_pieces
 from lamina.text.subword import Subword
@@ -32,6 +34,8 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 def load(path: str | Path | Sequence[str | Path], device: torch.device | str | None = None,
          dtype: torch.dtype | str | None = None, *, encoder_layers_to_keep: str | int | Sequence[int] | None = None,
          decoder_layers_to_keep: str | int | Sequence[int] | None = None, overrides: Mapping[str, Any] | None = None,
+         dict_dir: str | Path | Sequence[str | Path] | None = None, source_lang: str | None = None,
+         target_lang: str | None = None,
          notice: Callable[[str], object] | None = None, say: Callable[[str], object] | None = None) -> Any:
     """The model of a checkpoint, or an ensemble of several: a list, or `a.pt:b.pt`.
 
@@ -39,6 +43,8 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
     `encoder_layers_to_keep` and `decoder_layers_to_keep` prune every model: a list of layers, a number of them, or text as for
     the flags. `overrides` replaces settings of the stored models, by flag, and may hold these two; `notice` hears of those that
     models do not have and of doubtful pruning, and `say` the line about pruning that scripts read.
+    A checkpoint of fairseq is taken as it is. Its dictionaries are looked for in `dict_dir` (a folder, or several) and beside
+    it, and its languages, where it does not say them, are `source_lang` and `target_lang`.
     The task of the checkpoint decides what comes back: a Translator, a LanguageModel or a MaskedLanguageModel.
     """
     paths = [Path(name) for name in (path.split(":") if isinstance(path, str) else [path] if isinstance(path, Path) else path)]
@@ -49,9 +55,12 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
     models = []
     overrides = {"encoder-layers-to-keep": encoder_layers_to_keep, "decoder-layers-to-keep": decoder_layers_to_keep,
                  **(overrides or {})}
+    folders = [dict_dir] if isinstance(dict_dir, (str, Path)) else dict_dir or ()
+    places = DictionaryPlaces.of(*folders, source_lang=source_lang, target_lang=target_lang)
     for number, place in enumerate(paths):
         # One at a time: what a checkpoint holds for training may be three times the model.
-        checkpoint = load_for_use(place, overrides, notice=notice or warn_in_python, say=say or silent)
+        checkpoint = made_ready(load_any(place, places=places, notice=notice or warn_in_python), place, overrides,
+                                notice=notice or warn_in_python, say=say or silent)
         if number == 0:
             task, vocabularies, subwords = checkpoint.task, checkpoint.vocabularies(), checkpoint.subword_models()
             languages = checkpoint.languages

@@ -26,6 +26,8 @@ COMMANDS = {
                      "train a model on a data folder, or go on where it stopped"),
     "average": Command("lamina.config.average:AverageConfig", "lamina.commands.average:run",
                        "average the weights of several checkpoints into one"),
+    "convert": Command("lamina.config.convert:ConvertConfig", "lamina.commands.convert:run",
+                       "turn a checkpoint of fairseq or its forks into one of Lamina"),
     "fold": Command("lamina.config.fold:FoldConfig", "lamina.commands.fold:run",
                     "turn a model trained with Admin into a plain Transformer with the same outputs"),
     "prune": Command("lamina.config.prune:PruneConfig", "lamina.commands.prune:run",

@@ -44,10 +44,9 @@ list them all. An unknown option is an error that names the nearest one.
   what `lamina preprocess` writes has the same names and bytes. Lamina adds `manifest.json`, and `subwords.json` with the
   subword models ([formats](formats.md)). Folders of fairseq's other layouts must be made again.
 - **Dictionaries** (`dict.LANG.txt`) and subword-nmt codes (`--bpe-codes`), in fairseq's order and format.
-- **Weights**, from Python: `lamina.interop.fairseq.model_from_fairseq(args, state_dict, source_vocab_size,
-  target_vocab_size)` returns a Lamina model for a Transformer, a language model or a RoBERTa of fairseq or its forks. It gives
-  the references' log-probabilities to 2e-6.
-- **Not checkpoint files**: a fairseq `.pt` is refused, and fairseq cannot read ours. A converter is a later step.
+- **Checkpoints** of fairseq 0.9 to main and of the surface-fusion and Admin forks: `--path`, `--restore-file`,
+  `--finetune-from-model` and `lamina.load` take them as they are, and `lamina convert` makes them native
+  ([interoperability](interop.md)). They give the references' log-probabilities to 2e-6.
 
 ## What differs on purpose
 

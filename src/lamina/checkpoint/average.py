@@ -70,18 +70,20 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def average_checkpoints(paths: Sequence[Path], *, advance: Callable[[int], None] = lambda _: None,
-                        note: Callable[[str], None] = lambda _: None) -> Checkpoint:
+                        note: Callable[[str], None] = lambda _: None,
+                        load: Callable[[Path], Checkpoint] | None = None) -> Checkpoint:
     """Mean weights; all else comes from the newest, less what only training or its validation could use.
 
     Read one at a time into a running mean, so that no more than two models are in memory however many there are.
-    `note` is told of model options in which the checkpoints differ although their weights fit.
+    `note` is told of model options in which the checkpoints differ although their weights fit. `load` reads a file; only ours
+    are read if it is left out.
     """
     assert paths, "nothing has no mean"
     mean: dict[str, Tensor] = {}
     newest: Checkpoint | None = None
     newest_path = paths[0]
     for number, path in enumerate(paths, start=1):
-        checkpoint = _open(path)
+        checkpoint = _open(path, load or load_checkpoint)
         if newest is not None:
             _check_same_text(newest, newest_path, checkpoint, path)
             for name, here, there in _model_differences(newest, checkpoint):
@@ -97,10 +99,10 @@ def average_checkpoints(paths: Sequence[Path], *, advance: Callable[[int], None]
                       subwords=newest.subwords, weights=mean, training={"averaged": [path.name for path in paths]})
 
 
-def _open(path: Path) -> Checkpoint:
+def _open(path: Path, load: Callable[[Path], Checkpoint]) -> Checkpoint:
     # Mapped, not read: optimizer states, twice the size of the weights, then stay on disk.
     with torch_files.patch({"load.mmap": True}):  # type: ignore[attr-defined]
-        return load_checkpoint(path)
+        return load(path)
 
 
 def _age(checkpoint: Checkpoint) -> tuple[int, int]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import pickle
 import platform
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -113,16 +115,33 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Checkpoint:
+    return checkpoint_of(read_archive(path, device), path)
+
+
+def read_archive(path: str | Path, device: torch.device | str = "cpu",
+                 allowed: Sequence[type | tuple[type, str]] = ()) -> Any:
+    """What a file of tensors and plain values holds. Classes besides those are refused by name, unless they are `allowed`."""
     try:
-        content = torch.load(path, map_location=device, weights_only=True)
+        with torch.serialization.safe_globals(list(allowed)):
+            return torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}.") from None
     except Exception as error:  # a damaged file can make the reader raise anything at all
         # torch's own words recommend to load with weights_only=False, which would let the file run code.
-        reason = "it is no archive of tensors and plain values" if isinstance(error, pickle.UnpicklingError) else (
+        reason = _why_unpicklable(error) if isinstance(error, pickle.UnpicklingError) else (
             str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise CheckpointError(f"{path} cannot be read as a checkpoint ({reason}). It may be damaged or of another "
                               "program; try an earlier one.") from None
+
+
+def _why_unpicklable(error: pickle.UnpicklingError) -> str:
+    named = re.search(r"GLOBAL ([\w.]+)", str(error))
+    return (f"it needs the Python object {named[1]}, and from files only tensors and plain values are read" if named else
+            "it is no archive of tensors and plain values")
+
+
+def checkpoint_of(content: Any, path: str | Path) -> Checkpoint:
+    """The content of a file of ours."""
     if not isinstance(content, dict) or "lamina_format" not in content:
         raise CheckpointError(f"{path} is not a checkpoint of Lamina.")
     if content["lamina_format"] != FORMAT:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lamina.checkpoint.format import Checkpoint, load_checkpoint
+from lamina.checkpoint.format import Checkpoint
 from lamina.checkpoint.prune import prune_on_loading
 from lamina.config.fields import suggestion, unique_leaves
 from lamina.config.keep import KeepConfig, as_text
@@ -16,13 +16,12 @@ from lamina.errors import ConfigError
 KEEP_FLAGS = {"encoder-layers-to-keep": "encoder", "decoder-layers-to-keep": "decoder"}
 
 
-def load_for_use(path: Path | str, overrides: Mapping[str, Any] | None = None, *, notice: Callable[[str], object],
-                 say: Callable[[str], object]) -> Checkpoint:
-    """The checkpoint, overrides applied: settings of the model by flag, and the layers to keep of either side.
+def made_ready(checkpoint: Checkpoint, path: Path | str, overrides: Mapping[str, Any] | None = None, *,
+               notice: Callable[[str], object], say: Callable[[str], object]) -> Checkpoint:
+    """The checkpoint read from `path`, overrides applied: settings of the model by flag, and the layers to keep of either side.
 
     `notice` hears of overrides without effect and of doubtful pruning; `say` the line about pruning that scripts read.
     """
-    checkpoint = load_checkpoint(path)
     rest = dict(overrides or {})
     kept = {side: as_text(layers) for name, side in KEEP_FLAGS.items() if (layers := rest.pop(name, None)) is not None}
     _override_(checkpoint, rest, notice)

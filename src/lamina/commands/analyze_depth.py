@@ -20,13 +20,14 @@ from lamina.analysis.depth_page import Measured, change_section, dependency_sect
 from lamina.analysis.page import PAGE_NAME, Section, open_folder, write_page
 from lamina.analysis.probes import Sum
 from lamina.analysis.samples import first_batch, made_up_batch, open_task
-from lamina.checkpoint.format import load_checkpoint
 from lamina.config.analyze import AnalyzeDepthConfig
 from lamina.config.fields import flatten
 from lamina.config.model import ModelConfig
 from lamina.config.parser import resolve, spelled_out
 from lamina.data.batching import AnyBatch
 from lamina.errors import ConfigError, DataError
+from lamina.interop.fairseq_file import DictionaryPlaces
+from lamina.interop.loading import load_any
 from lamina.models.build import BUILDERS
 from lamina.nn.stack import stacks_of
 
@@ -63,7 +64,7 @@ def choose_subject(config: AnalyzeDepthConfig) -> Subject:
     if config.checkpoint is not None:
         if config.model != resolve(AnalyzeDepthConfig, {"out": config.out}).model:
             raise ConfigError("a checkpoint says itself what model it is: leave out the flags of the model.")
-        checkpoint = load_checkpoint(config.checkpoint)
+        checkpoint = load_any(config.checkpoint, places=DictionaryPlaces.of(config.sample.data), notice=console.notice)
         task, model_config, flat = checkpoint.task, checkpoint.model_config(), checkpoint.config
         model, sizes = checkpoint.build_model(), tuple(map(len, checkpoint.vocabularies()))
     sample = config.sample

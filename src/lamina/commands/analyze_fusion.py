@@ -15,7 +15,7 @@ from lamina.analysis.fusion import by_frequency, fusion_weights, gates, mixes_ha
 from lamina.analysis.masking import Judge, masks_of, measure_masks
 from lamina.analysis.page import PAGE_NAME, Section, open_folder, write_page
 from lamina.api import Translator
-from lamina.checkpoint.format import Checkpoint, load_checkpoint
+from lamina.checkpoint.format import Checkpoint
 from lamina.commands.generate import DEFAULT_MAX_TOKENS, open_split
 from lamina.config.analyze import AnalyzedData, AnalyzeFusionConfig
 from lamina.config.parser import spelled_out
@@ -24,6 +24,8 @@ from lamina.data.corpus import Example
 from lamina.decode.beam import Search
 from lamina.decode.scoring import pad_targets
 from lamina.errors import CheckpointError, ConfigError, DataError
+from lamina.interop.fairseq_file import DictionaryPlaces
+from lamina.interop.loading import load_any
 from lamina.metrics.bleu import Bleu
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.tasks.translation import GREEDY
@@ -58,7 +60,8 @@ class Subject(NamedTuple):
 
 
 def open_subject(path: str, data: AnalyzedData, *, seed: int, cpu: bool) -> Subject:
-    checkpoint = load_checkpoint(path)
+    places = DictionaryPlaces.of(data.data, source_lang=data.source_lang, target_lang=data.target_lang)
+    checkpoint = load_any(path, places=places, notice=console.notice)
     if checkpoint.task != "translation":
         raise CheckpointError(f"{path} was trained for --task {checkpoint.task}, and its model is no encoder with a decoder. "
                               "Pass the checkpoint of a translation model.")

@@ -13,11 +13,12 @@ def run(config: AverageConfig) -> None:
     # Here, not above: options that exclude each other are refused without loading torch.
     from lamina.checkpoint.average import average_checkpoints
     from lamina.checkpoint.format import save_checkpoint
+    from lamina.interop.loading import load_any
 
     paths, output = choose_inputs(config), Path(config.output)
     check_output(output, paths)
     with console.progress("averaging", len(paths)) as advance:
-        averaged = average_checkpoints(paths, advance=advance, note=console.warn)
+        averaged = average_checkpoints(paths, advance=advance, note=console.warn, load=load_any)
     save_checkpoint(output, averaged)
     noun = "checkpoint" if len(paths) == 1 else "checkpoints"
     print(f"| averaged {len(paths)} {noun}: {', '.join(map(str, paths))}")

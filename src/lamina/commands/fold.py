@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lamina import console
 from lamina.config.fold import FoldConfig
 
 
 def run(config: FoldConfig) -> None:
     # Here, not above: a missing --output is refused without loading torch.
     from lamina.checkpoint.fold import fold_checkpoint
-    from lamina.checkpoint.format import load_checkpoint, save_checkpoint
+    from lamina.checkpoint.format import save_checkpoint
     from lamina.commands.average import check_output
+    from lamina.interop.loading import load_any
 
     path, output = Path(config.checkpoint), Path(config.output)
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_any(path, notice=console.notice)
     check_output(output, [path])
     folded = fold_checkpoint(checkpoint)
     save_checkpoint(output, folded)

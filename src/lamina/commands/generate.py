@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -32,7 +32,7 @@ DEFAULT_MAX_TOKENS = 12000
 
 def run(config: GenerateConfig) -> None:
     # On standard output, unlike other notices: that is where fairseq says it, between results that all carry a mark.
-    translator = load_translator(config.files, say=lambda text: print(f"| {text}"))
+    translator = load_translator(config.files, config.data, say=lambda text: print(f"| {text}"))
     corpus = open_split(config.data, translator, config.files.paths[0],
                         max_source_length=translator.max_source_positions if config.data.truncate_source else None)
     numbers, examples = _fitting(config, translator, corpus)
@@ -66,9 +66,12 @@ USES = {"Translator": "translates: use `lamina generate`, `interactive` or `resc
                                "fill_mask() and predict() of lamina.load(FILE)"}
 
 
-def load_model(files: ModelFiles, *kinds: type[Any], say: Callable[[str], object] = console.notice,
-               says_size: bool = False) -> Any:
-    """The models that the flags name, of one of these kinds. `say` prints what scripts look for when layers are left out."""
+def load_model(files: ModelFiles, *kinds: type[Any], data: str | None = None, languages: Sequence[str | None] = (None, None),
+               say: Callable[[str], object] = console.notice, says_size: bool = False) -> Any:
+    """The models that the flags name, of one of these kinds. `say` prints what scripts look for when layers are left out.
+
+    A checkpoint of fairseq may have its dictionaries in the `data` folder, and its languages told by flags.
+    """
     device = "cuda" if torch.cuda.is_available() and not files.cpu else "cpu"
     dtype = "bf16" if files.bf16 else "fp16" if files.fp16 else "fp32"
     if files.fp16 and device == "cpu":
@@ -76,7 +79,8 @@ def load_model(files: ModelFiles, *kinds: type[Any], say: Callable[[str], object
         dtype = "fp32"
     said: list[str] = []
     model = load(files.paths, device=device, dtype=dtype, overrides=files.override_values(), notice=console.notice,
-                 say=said.append)
+                 say=said.append, dict_dir=[folder for folder in (files.dict_dir, data) if folder],
+                 source_lang=languages[0], target_lang=languages[1])
     if not isinstance(model, kinds):
         raise CheckpointError(f"{files.paths[0]} {USES[type(model).__name__]}.")
     if said:
@@ -86,8 +90,11 @@ def load_model(files: ModelFiles, *kinds: type[Any], say: Callable[[str], object
     return model
 
 
-def load_translator(files: ModelFiles, say: Callable[[str], object] = console.notice) -> Translator:
-    return load_model(files, Translator, say=say)
+def load_translator(files: ModelFiles, data: SplitData | None = None,
+                    say: Callable[[str], object] = console.notice) -> Translator:
+    if data is None:
+        return load_model(files, Translator, say=say)
+    return load_model(files, Translator, data=data.data, languages=(data.source_lang, data.target_lang), say=say)
 
 
 def open_split(data: SplitData, translator: Translator, path: str,

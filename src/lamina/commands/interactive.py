@@ -20,7 +20,8 @@ PROMPT = "> "
 
 
 def run(config: InteractiveConfig) -> None:
-    model = load_model(config.files, Translator, LanguageModel)
+    model = load_model(config.files, Translator, LanguageModel, data=config.data,
+                       languages=(config.source_lang, config.target_lang))
     is_typed = config.input == "-" and sys.stdin.isatty()
     buffer_size = config.buffer_size or (1 if is_typed else PIPE_BUFFER)
     if is_typed:

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 def run(config: PruneConfig) -> None:
     # Here, not above: options that exclude each other are refused without loading torch.
-    from lamina.checkpoint.format import load_checkpoint
     from lamina.checkpoint.prune import Keep, check_prunable, chosen_layers
     from lamina.commands.average import check_output
+    from lamina.interop.fairseq_file import DictionaryPlaces
+    from lamina.interop.loading import load_any
 
     path, output = Path(config.checkpoint), Path(config.output)
     check_output(output, [path])
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_any(path, places=DictionaryPlaces.of(config.data), notice=console.notice)
     check_prunable(checkpoint)
     if not config.keep.is_empty:
         keep = chosen_layers(checkpoint, config.keep, path)

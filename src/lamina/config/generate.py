@@ -20,6 +20,8 @@ class ModelFiles:
     overrides: str = flag("{}", "settings of the stored model to replace, as in \"{'dropout': 0.1}\"", name="model-overrides",
                           metavar="DICT")
     keep: KeepConfig = part(KeepConfig)
+    dict_dir: str | None = flag(None, "folder with the dictionaries of a fairseq checkpoint, which has none inside; they are "
+                                      "also looked for in the data folder and beside the checkpoint", metavar="FOLDER")
     fp16: bool = flag(False, "compute in float16; needs a GPU", aliases=("memory-efficient-fp16",))
     bf16: bool = flag(False, "compute in bfloat16")
     cpu: bool = flag(False, "stay on the processor even where there is a GPU")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +16,18 @@ from lamina.config.fields import build, unique_leaves, with_positive_names
 from lamina.config.keep import kept_layers
 from lamina.config.model import ClassifierConfig, ModelConfig
 from lamina.errors import CheckpointError
-from lamina.models.build import build_decoder_only, build_masked_model, build_model
+from lamina.models.build import BUILDERS
 from lamina.models.decoder_only import DecoderOnly
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.models.masked import MaskedModel
 from lamina.nn.fusion import LayerAttention
-
-T = TypeVar("T", bound=nn.Module)
 
 # Arguments that change what a model computes and that we do not build: anything but these values is refused by name.
 _ONLY_WITH: dict[str, tuple[Any, ...]] = {
     "no_cross_attention": (False, None),
     "cross_self_attention": (False, None),
     "adaptive_input": (False, None),
-    "adaptive_softmax_cutoff": (None, ""),
+    "adaptive_softmax_cutoff": (None, "", []),
     "character_embeddings": (False, None),
     "surfacefusion": (None, "", "att", "mean", "max"),
     "sf_mode": (None, "hard", "soft", "postnorm"),
@@ -38,6 +36,8 @@ _ONLY_WITH: dict[str, tuple[Any, ...]] = {
     "no_decoder_fnn": (False, None),
     "no_decoder_final_norm": (False, None),
     "use_alibi": (False, None),
+    "merge_src_tgt_embed": (False, None),
+    "looklinear": (False, None),
 }
 
 # Of those, what a language model may have.
@@ -53,30 +53,55 @@ _PERHAPS_DEAD = re.compile(r"decoder\.(meanmaxweight|sf_attn|fc[12]|tgt_out_dim|
 _FIRST_POOLED_ID = 50
 
 
+def is_buffer(name: str) -> bool:
+    """Of the entries of a state dict, those that are no parameters."""
+    return _DEAD.fullmatch(name) is not None
+
+
+class Described(NamedTuple):
+    """What a reference's arguments and parameters say about its model, in our terms."""
+
+    task: str
+    config: ModelConfig  # of the parameters as they are stored
+    keep: Keep  # the layers of them that the arguments ask for
+    state_dict: Mapping[str, Tensor]  # with the names that `places` knows
+
+    def build(self, sizes: tuple[int, ...]) -> Any:
+        """The stored model, with vocabularies of these sizes."""
+        model = BUILDERS[self.task](self.config, sizes)
+        load_parameters_(model, self.state_dict)
+        return model
+
+
+def describe_model(args: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Described:
+    """An encoder with a decoder, a decoder alone, or RoBERTa: by the names of the parameters."""
+    if any(".sentence_encoder." in name for name in state_dict):
+        return _describe_masked(args, state_dict)
+    if not any(name.startswith("encoder.") for name in state_dict):
+        return _described("language_modeling", language_model_config(args), args, state_dict)
+    return _described("translation", config_from_args(args), args, state_dict)
+
+
+def _described(task: str, config: ModelConfig, args: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Described:
+    return Described(task, _with_depth_of(state_dict, config), _layers_to_keep(args, state_dict), state_dict)
+
+
 def model_from_fairseq(args: Mapping[str, Any], state_dict: Mapping[str, Tensor], source_vocab_size: int,
                        target_vocab_size: int) -> EncoderDecoder | MaskedModel | DecoderOnly:
     """The Lamina model that computes what the reference's `args` and `state_dict` compute: what build_model builds.
 
     Where `args` name layers to keep, the model is pruned to them, unless the weights are those of a pruned model already.
     """
-    if any(".sentence_encoder." in name for name in state_dict):
-        return masked_model_from_fairseq(args, state_dict, source_vocab_size)
-    if not any(name.startswith("encoder.") for name in state_dict):
-        return language_model_from_fairseq(args, state_dict, target_vocab_size)
-    config, keep = _with_depth_of(state_dict, config_from_args(args)), _layers_to_keep(args, state_dict)
-    return _filled(lambda config: build_model(config, source_vocab_size, target_vocab_size), config, state_dict, keep)
-
-
-def _filled(build: Callable[[ModelConfig], T], config: ModelConfig, state_dict: Mapping[str, Tensor], keep: Keep) -> T:
-    """The model with its weights, pruned."""
-    model = build(config)
-    load_parameters_(model, state_dict)
-    if keep == Keep():
+    described = describe_model(args, state_dict)
+    sizes = {"translation": (source_vocab_size, target_vocab_size), "language_modeling": (target_vocab_size,)}.get(
+        described.task, (source_vocab_size,))
+    model = described.build(sizes)
+    if described.keep == Keep():
         return model
-    config, weights = prune(config, dict(model.named_parameters()), keep)
-    model = build(config)
-    load_weights_(model, weights)
-    return model
+    config, weights = prune(described.config, dict(model.named_parameters()), described.keep)
+    pruned = BUILDERS[described.task](config, sizes)
+    load_weights_(pruned, weights)
+    return pruned
 
 
 _IN_STACK = re.compile(r"(encoder|decoder)\.(?:sentence_encoder\.)?layers\.(\d+)\.")
@@ -107,7 +132,7 @@ def _layers_to_keep(args: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -
     return Keep(**chosen)
 
 
-def masked_model_from_fairseq(args: Mapping[str, Any], state_dict: Mapping[str, Tensor], vocab_size: int) -> MaskedModel:
+def _describe_masked(args: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Described:
     """RoBERTa, with the sentence head that its state dict holds, if any."""
     if args.get("untie_weights_roberta"):
         raise CheckpointError("this model was trained with untie_weights_roberta=True, which Lamina cannot build.")
@@ -115,19 +140,13 @@ def masked_model_from_fairseq(args: Mapping[str, Any], state_dict: Mapping[str, 
     state_dict = {re.sub(r"^decoder\.", "encoder.", name): tensor for name, tensor in state_dict.items()}
     kept = args.get("encoder_layers_to_keep") or args.get("decoder_layers_to_keep")
     args = {**args, "encoder_layers_to_keep": kept, "decoder_layers_to_keep": None}
-    config, keep = _with_depth_of(state_dict, config_from_args(args)), _layers_to_keep(args, state_dict)
+    config = config_from_args(args)
     # Fixed in the reference, whatever its arguments say: up to 0.9 they say nothing, or what nothing read.
     is_old = any(name.endswith("sentence_encoder.emb_layer_norm.weight") for name in state_dict)
     stack = replace(config.encoder, has_learned_positions=True, is_pre_norm=config.encoder.is_pre_norm and not is_old)
     config = replace(config, encoder=stack, embedding=replace(config.embedding, is_scaled=False, has_norm=True),
                      classifier=_classifier(config.classifier, state_dict))
-    return _filled(lambda config: build_masked_model(config, vocab_size), config, state_dict, keep)
-
-
-def language_model_from_fairseq(args: Mapping[str, Any], state_dict: Mapping[str, Tensor], vocab_size: int) -> DecoderOnly:
-    """A decoder alone, with plain or adaptive embeddings and softmax."""
-    config, keep = _with_depth_of(state_dict, language_model_config(args)), _layers_to_keep(args, state_dict)
-    return _filled(lambda config: build_decoder_only(config, vocab_size), config, state_dict, keep)
+    return _described("sentence_prediction" if config.classifier.num_classes else "masked_lm", config, args, state_dict)
 
 
 def language_model_config(args: Mapping[str, Any]) -> ModelConfig:
@@ -154,7 +173,7 @@ def config_from_args(args: Mapping[str, Any], allowed: Collection[str] = ()) -> 
         if name not in allowed and args.get(name) not in accepted:
             raise CheckpointError(f"this model was trained with {name}={args[name]!r}, which Lamina cannot build.")
     for name in ("decoder_input_dim", "decoder_output_dim"):
-        if not allowed and args.get(name, args.get("decoder_embed_dim")) != args.get("decoder_embed_dim"):
+        if not allowed and args.get(name) not in (None, args.get("decoder_embed_dim")):
             raise CheckpointError(f"this model has {name}={args[name]}, unlike its decoder_embed_dim "
                                   f"{args.get('decoder_embed_dim')}, which Lamina cannot build.")
     names = with_positive_names({name.replace("_", "-"): value for name, value in args.items() if value not in (None, "")},
@@ -316,12 +335,21 @@ def _is_unread_norm(name: str, model: nn.Module) -> bool:
 @torch.no_grad()
 def load_parameters_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     """Copy every parameter to its place; anything left over or left out is an error that names it."""
+    absent = copy_parameters_(model, state_dict)
+    if absent:
+        raise CheckpointError(f"the checkpoint lacks the parameters behind {absent[0]}"
+                              f"{f' and {len(absent) - 1} more' if len(absent) > 1 else ''}.")
+
+
+@torch.no_grad()
+def copy_parameters_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> list[str]:
+    """Copy every parameter to its place; which of the model's are not filled by then. What has no place is an error."""
     ours = dict(model.named_parameters(remove_duplicate=False))
     canonical = {id(parameter): name for name, parameter in model.named_parameters()}
     missing = {name: parameter.size(0) for name, parameter in model.named_parameters()}
     filled: set[tuple[str, int]] = set()
     for name, tensor in state_dict.items():
-        if _DEAD.fullmatch(name):
+        if is_buffer(name):
             continue
         targets = places(name)
         has_place = bool(targets) and all(place.name in ours for place in targets)
@@ -339,7 +367,4 @@ def load_parameters_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None
             if (owner, place.block) not in filled:
                 filled.add((owner, place.block))
                 missing[owner] -= view.size(0)
-    absent = [name for name, rows in missing.items() if rows]
-    if absent:
-        raise CheckpointError(f"the checkpoint lacks the parameters behind {absent[0]}"
-                              f"{f' and {len(absent) - 1} more' if len(absent) > 1 else ''}.")
+    return [name for name, rows in missing.items() if rows]

@@ -78,7 +78,9 @@ def restore_training(checkpoint: Checkpoint, updater: Updater, config: TrainConf
         # As in the references: without the optimizer's state, updates count from 0 again.
         progress.updates = progress.schedule_start = 0
         if not saving.reset_optimizer:
-            note("the checkpoint holds no optimizer state: it starts afresh")
+            problem = training.get("optimizer_problem")
+            note(f"the optimizer starts afresh, since the checkpoint's state does not fit: {problem}" if problem else
+                 "the checkpoint holds no optimizer state: it starts afresh")
     if saving.reset_lr_scheduler:
         progress.schedule_start = progress.updates
     if saving.reset_dataloader:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lamina.checkpoint.format import Checkpoint, load_checkpoint
+from lamina.checkpoint.format import Checkpoint
 from lamina.checkpoint.prune import prune_on_loading
 from lamina.config.batches import BatchConfig
 from lamina.config.fields import flatten
@@ -22,6 +22,8 @@ from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus
 from lamina.data.feed import Feed
 from lamina.errors import CheckpointError, DataError
+from lamina.interop.fairseq_file import DictionaryPlaces
+from lamina.interop.loading import load_any
 from lamina.nn.stack import stacks_of
 from lamina.tasks import TASKS
 from lamina.text.subword import subword_to_dict
@@ -242,7 +244,9 @@ class Run:
             path = Path(saving.finetune_from_model)
         if path is None:
             return None
-        whole = load_checkpoint(path, self.device)
+        data = config.data
+        places = DictionaryPlaces.of(data.data, source_lang=data.source_lang, target_lang=data.target_lang)
+        whole = load_any(path, self.device, places=places, notice=self.reporter.note)
         checkpoint = prune_on_loading(whole, config.keep, path, say=self.reporter.note, warn=self.reporter.note)
         if checkpoint is not whole and path.parent.resolve() == Path(saving.save_dir).resolve():
             self.reporter.note(f"checkpoints of the pruned model take the place of the whole one's in {saving.save_dir}: to "

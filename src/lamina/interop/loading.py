@@ -1,0 +1,40 @@
+"""A checkpoint from wherever a path leads: a file of ours, or one of fairseq's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lamina.checkpoint.format import Checkpoint, checkpoint_of, read_archive
+from lamina.errors import CheckpointError
+from lamina.interop.fairseq_file import READABLE, DictionaryPlaces, checkpoint_from_fairseq, is_fairseq
+
+Notice = Callable[[str], object]
+
+
+def load_any(path: str | Path, device: torch.device | str = "cpu", *, places: DictionaryPlaces | None = None,
+             notice: Notice = lambda _: None) -> Checkpoint:
+    """`places` says where the dictionaries of a foreign checkpoint lie, besides its own folder; `notice` hears remarks."""
+    content = read_archive(path, device, READABLE)
+    return checkpoint_of(content, path) if _is_ours(content) else _from_foreign(content, path, places, notice)
+
+
+def load_foreign(path: str | Path, *, places: DictionaryPlaces | None = None, notice: Notice = lambda _: None) -> Checkpoint:
+    """The same, of what is not ours yet."""
+    content = read_archive(path, allowed=READABLE)
+    if _is_ours(content):
+        raise CheckpointError(f"{path} is a checkpoint of Lamina already: there is nothing to convert.")
+    return _from_foreign(content, path, places, notice)
+
+
+def _is_ours(content: Any) -> bool:
+    return isinstance(content, dict) and "lamina_format" in content
+
+
+def _from_foreign(content: Any, path: str | Path, places: DictionaryPlaces | None, notice: Notice) -> Checkpoint:
+    if not is_fairseq(content):
+        raise CheckpointError(f"{path} is not a checkpoint of Lamina or fairseq.")
+    return checkpoint_from_fairseq(content, Path(path), places or DictionaryPlaces(), notice)
