@@ -36,7 +36,6 @@ def test_the_published_lines_run(tmp_path, capsys):
                  f"{text}/dev", "--testpref", f"{text}/test", "--destdir", str(places["data"]), "--joined-dictionary",
                  "--workers", "20"]) == 0
     assert run(TRAIN + SMALL, **places) == 0
-    assert "--ddp-backend has no effect" in capsys.readouterr().err
     assert isinstance(load_checkpoint(places["out"] / "checkpoint_best.pt").build_model().head, SurfaceHead)
     assert run("generate DATA --path OUT/checkpoint_best.pt --beam 4 --lenpen 1.0 --remove-bpe", **places) == 0
     assert re.search(r"Generate test with beam=4: BLEU4 = \d", capsys.readouterr().out)
@@ -46,6 +45,12 @@ def test_the_published_lines_run(tmp_path, capsys):
 def places(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fusion")
     return {"data": make_data(folder), "out": folder / "out"}
+
+
+def test_a_learned_gate_comes_with_advice(places, capsys):
+    line = TRAIN.replace("--sf-gate 0.8", "").replace("transformer_surface_fusion", "tiny")
+    assert run(line + "--max-update 1 --encoder-embed-dim 16 --no-save", **places) == 0
+    assert "--sf-gate 0.8 is the published setting" in capsys.readouterr().out
 
 
 def perplexity(text):

@@ -260,7 +260,8 @@ def test_divergence_keeps_the_last_checkpoint(data, tmp_path, capsys):
 def test_a_validation_that_is_no_number_is_never_the_best(data, tmp_path, monkeypatch):
     import lamina.train.run as run_module
 
-    monkeypatch.setattr(run_module, "validation_loss", lambda *_, **__: dict.fromkeys(("loss", "nll_loss", "ppl"), float("nan")))
+    nan = dict.fromkeys(("loss", "nll_loss", "ppl"), float("nan"))
+    monkeypatch.setattr(run_module, "validation_loss", lambda *_, **__: nan)
     assert train(data, tmp_path, "--max-epoch", "1") == 0
     assert not (tmp_path / "checkpoint_best.pt").exists()
     monkeypatch.undo()

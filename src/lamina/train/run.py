@@ -16,7 +16,9 @@ from lamina.checkpoint.format import Checkpoint
 from lamina.checkpoint.prune import prune_on_loading
 from lamina.config.batches import BatchConfig
 from lamina.config.fields import flatten
+from lamina.config.fusion import HardFusion, SurfaceConfig
 from lamina.config.init import AdaptiveProfiling, ProfiledInit
+from lamina.config.model import ModelConfig
 from lamina.config.train import LARGER_IS_BETTER, TrainConfig
 from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus
@@ -57,7 +59,7 @@ class Run:
         self.dtype, notices = _compute_type(config, self.device)
         optimization = config.optimization
         self.reporter = Reporter(config.log, ranks, optimization)
-        for notice in notices:
+        for notice in [*notices, *_advice(config.model)]:
             self.reporter.note(notice)
         start = self._starting_point(config)
         # A pruned checkpoint decides how deep the model is; from here on this is the configuration, also on disk.
@@ -298,6 +300,15 @@ class Run:
             training=training,
             metrics=metrics,
         )
+
+
+def _advice(model: ModelConfig) -> list[str]:
+    """What we have seen go wrong with a configuration that is otherwise allowed."""
+    surface = model.surface
+    if isinstance(surface, SurfaceConfig) and isinstance(surface.mode, HardFusion) and not surface.mode.gate:
+        return ["the gate of surface fusion is learned (--sf-gate 0): it may close for good early in training, and then "
+                "neither stack learns any more; --sf-gate 0.8 is the published setting"]
+    return []
 
 
 def _compute_type(config: TrainConfig, device: torch.device) -> tuple[torch.dtype, list[str]]:
