@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from lamina import console
-from lamina.errors import LaminaError
+from lamina import console, provenance
+from lamina.errors import LaminaError, StopSignal
 
 
 class Command(NamedTuple):
@@ -42,6 +42,8 @@ COMMANDS = {
                        "say how likely a model finds given translations"),
     "eval-lm": Command("lamina.config.eval_lm:EvalLmConfig", "lamina.commands.eval_lm:run",
                        "measure the perplexity of a language model on a data folder"),
+    "info": Command("lamina.config.info:InfoConfig", "lamina.commands.info:run",
+                    "show what a checkpoint holds and where it comes from"),
     "analyze fusion": Command("lamina.config.analyze:AnalyzeFusionConfig", "lamina.commands.analyze_fusion:run",
                               "show what a model's decoder and softmax read of its encoder, as figures on a page"),
     "analyze depth": Command("lamina.config.analyze:AnalyzeDepthConfig", "lamina.commands.analyze_depth:run",
@@ -91,6 +93,9 @@ def guarded(work: Callable[[], int | None]) -> int:
     """The exit status of some work; what a person should know of its failure is one line."""
     try:
         return work() or 0
+    except StopSignal as stop:
+        print(f"| {stop}", file=sys.stderr)
+        return stop.exit_code
     except LaminaError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -125,6 +130,7 @@ def _main(words: list[str]) -> int:
     config: object = resolve(config_class, given)
     for notice in notices:
         console.notice(notice)
+    provenance.begin_command(words)
     load(command.run)(config)  # type: ignore[operator]
     return 0
 

@@ -17,6 +17,10 @@ class CheckpointError(LaminaError):
     """A checkpoint cannot be read, written, or does not fit the model."""
 
 
+class DamageError(CheckpointError):
+    """A checkpoint's bytes are not those that were written; an earlier one may be whole."""
+
+
 class DivergenceError(LaminaError):
     """Training left the finite numbers; the last good checkpoint is on disk."""
 
@@ -27,3 +31,11 @@ class RankError(LaminaError):
 
 class MemoryShortageError(LaminaError):
     """The device's memory does not hold what was asked for; the last good checkpoint is on disk."""
+
+
+class StopSignal(LaminaError):  # noqa: N818, no error of anybody's
+    """A signal ended the run after its state was saved; the command exits with 128 + its number, as shells do."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,3 +25,44 @@ def whole_file(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def part_of(path: Path) -> Path:
+    """Where to write what will be `path`; the name says which process of which machine is at it."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.part")
+
+
+def remove_stale_parts(folder: Path) -> None:
+    """Clear away what processes of this machine left half-written when they were killed."""
+    mark = f".{socket.gethostname()}-"
+    for left in folder.glob(f".*{mark}*.part"):
+        number = left.name.removesuffix(".part").rpartition(mark)[2]
+        if number.isdecimal() and not is_running(int(number)):
+            with suppress(OSError):
+                left.unlink()
+
+
+def is_running(process: int) -> bool:
+    """Whether another process has this number."""
+    if process == os.getpid():
+        return False
+    if os.name == "nt":  # os.kill would end the process there
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def replace_durably(part: Path, path: Path) -> None:
+    """Move a file that is on disk into place, and the move onto the disk: a power cut leaves the old one or the new."""
+    os.replace(part, path)
+    with suppress(OSError):  # not every system lets a folder be opened or synced
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

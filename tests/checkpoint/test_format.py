@@ -2,14 +2,17 @@
 
 import os
 import pickle
+import random
+import zipfile
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from lamina.checkpoint.format import Checkpoint, load_checkpoint, load_weights_, save_checkpoint
+from lamina.checkpoint.format import SEAL_SIZE, Checkpoint, load_checkpoint, load_weights_, save_checkpoint
 from lamina.config.fields import flatten
-from lamina.errors import CheckpointError
+from lamina.errors import CheckpointError, DamageError
 from lamina.models.build import build_model
 from lamina.text.subword import Whitespace, subword_to_dict
 from lamina.text.vocabulary import Vocabulary
@@ -104,3 +107,40 @@ def test_weights_that_do_not_fit_are_named():
         load_weights_(model, {**checkpoint.weights, "extra": torch.zeros(1)})
     with pytest.raises(CheckpointError, match=rf"{name} is \(3, 3\) there and \(32, 16\) here"):
         load_weights_(model, {**checkpoint.weights, name: torch.zeros(3, 3)})
+
+
+def test_any_changed_byte_is_noticed(tmp_path):
+    checkpoint, _ = new_checkpoint()
+    path = tmp_path / "x.pt"
+    save_checkpoint(path, checkpoint)
+    whole = path.read_bytes()
+    assert zipfile.ZipFile(path).comment.startswith(b"lamina sha256 ")
+    generator = random.Random(0)
+    for place in [0, len(whole) - 1, len(whole) - SEAL_SIZE, len(whole) - SEAL_SIZE - 1,
+                  *(generator.randrange(len(whole)) for _ in range(100))]:
+        changed = bytearray(whole)
+        changed[place] ^= 1 << generator.randrange(8)
+        path.write_bytes(changed)
+        with pytest.raises(DamageError):
+            load_checkpoint(path)
+    for size in (SEAL_SIZE, 1, generator.randrange(len(whole))):
+        path.write_bytes(whole[:-size])
+        with pytest.raises(DamageError):
+            load_checkpoint(path)
+
+
+def test_a_file_from_before_there_were_checksums_loads(tmp_path):
+    checkpoint, _ = new_checkpoint()
+    content = {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint) if item.name != "origin"}
+    torch.save({"lamina_format": 1, **content}, tmp_path / "old.pt")
+    assert load_checkpoint(tmp_path / "old.pt").languages == ("en", "xx")
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("config", []), ("config", {"task": 3}), ("languages", "en"), ("dictionaries", ("a", 2)), ("subwords", ("x", "y")),
+    ("weights", {"a": 1}), ("training", None), ("metrics", {"loss": "low"}), ("versions", {1: "x"}), ("languages", ("en",))])
+def test_fields_of_other_types_are_refused(tmp_path, name, value):
+    checkpoint, _ = new_checkpoint()
+    save_checkpoint(tmp_path / "x.pt", replace(checkpoint, **{name: value}))
+    with pytest.raises(DamageError, match="does not hold what it should"):
+        load_checkpoint(tmp_path / "x.pt")

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import torch
 from golden_files import GOLDEN
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
+from lamina.train.signals import StopWish
 from tiny import TINY_FLAGS, make_data
 
 
@@ -221,6 +223,124 @@ def test_a_damaged_checkpoint_is_refused_and_kept(data, tmp_path, capsys):
     assert train(data, tmp_path, "--max-update", "1") == 2
     assert "cannot be read as a checkpoint" in error_of(capsys)
     assert (tmp_path / "checkpoint_last.pt").read_bytes() == b"garbage"
+
+
+def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(data, tmp_path, capsys):
+    flags = ["--dropout", "0.2", "--save-interval-updates", "2"]
+    whole = tmp_path / "whole"
+    assert train(data, whole, *flags, "--max-update", "7") == 0
+    assert train(data, tmp_path, *flags, "--max-update", "5") == 0
+    path = tmp_path / "checkpoint_last.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    capsys.readouterr()
+    assert train(data, tmp_path, *flags, "--max-update", "7") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"checkpoint_last.pt is damaged: .* Going on from .*checkpoint_\d_4.pt instead", out)
+    assert "@ 4 updates" in out
+    one, other = last(whole), last(tmp_path)
+    assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+    # A file that was asked for by name has no stand-in.
+    (tmp_path / "mine.pt").write_bytes(content)
+    assert train(data, tmp_path, *flags, "--restore-file", "mine.pt", "--max-update", "7") == 2
+    assert "mine.pt is damaged: its content does not match its checksum" in error_of(capsys)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("update", [2, 3, 4, 6])  # in the middle; at an epoch's end; where a validation is due; the last one
+def test_a_signal_saves_and_resuming_equals_not_stopping(data, tmp_path, capsys, monkeypatch, number, update):
+    import lamina.train.run as run_module
+
+    flags = ["--dropout", "0.2", "--save-interval-updates", "4", "--max-epoch", "2", "--log-format", "json"]
+    assert train(data, tmp_path / "whole", *flags) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "where" in line]
+    real = run_module.Updater.update
+
+    def update_and_signal(self, batches, lr, seed, *rest):
+        if seed == (1 << 32) + update - 1:
+            os.kill(os.getpid(), number)
+        return real(self, batches, lr, seed, *rest)
+
+    monkeypatch.setattr(run_module.Updater, "update", update_and_signal)
+    handlers = [signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)]
+    assert train(data, tmp_path / "parts", *flags) == 128 + number
+    assert [signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)] == handlers
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"| stopped by {number.name} after update {update}: ")
+    assert last(tmp_path / "parts").training["progress"]["updates"] == update
+    monkeypatch.undo()
+    assert train(data, tmp_path / "parts", *flags) == 0
+    one, other = last(tmp_path / "whole"), last(tmp_path / "parts")
+    assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+    assert one.metrics == other.metrics
+    assert without_time(one.training["progress"]) == without_time(other.training["progress"])
+    both = printed.out.splitlines() + capsys.readouterr().out.splitlines()
+    assert list(map(figures, rows)) == [figures(line) for line in both if "where" in line]
+    assert sorted(os.listdir(tmp_path / "whole")) == sorted(os.listdir(tmp_path / "parts"))
+
+
+def without_time(progress):
+    return {name: value for name, value in progress.items() if name != "seconds"}
+
+
+def figures(line):
+    return {name: value for name, value in json.loads(line).items() if name != "train_wall"}
+
+
+def test_a_second_signal_stops_at_once():
+    with StopWish() as wish:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert wish.signal is signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_full_disk_for_a_while_costs_nothing(data, tmp_path, capsys, monkeypatch):
+    import lamina.train.keeper as keeper_module
+
+    flags = ["--save-interval-updates", "1", "--max-update", "4"]
+    assert train(data, tmp_path / "whole", *flags) == 0
+    capsys.readouterr()
+    real, attempts = keeper_module.save_checkpoint, []
+
+    def full_at_first(path, checkpoint):
+        attempts.append(path)
+        with monkeypatch.context() as patch:
+            if len(attempts) in (2, 3):
+                patch.setattr(torch, "save", full)
+            real(path, checkpoint)
+
+    def full(content, file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(keeper_module, "save_checkpoint", full_at_first)
+    assert train(data, tmp_path / "out", *flags) == 0
+    assert capsys.readouterr().out.count("No space left on device. Free some space") == 2
+    one, other = last(tmp_path / "whole"), last(tmp_path / "out")
+    assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_saving_in_the_background_changes_nothing(data, tmp_path):
+    flags = ["--dropout", "0.2", "--save-interval-updates", "2", "--keep-interval-updates", "2", "--max-epoch", "2"]
+    for name, how in (("a", []), ("b", ["--async-save"])):
+        assert train(data, tmp_path / name, *flags, *how) == 0
+    assert sorted(os.listdir(tmp_path / "a")) == sorted(os.listdir(tmp_path / "b"))
+    for name in os.listdir(tmp_path / "a"):
+        one, other = last(tmp_path / "a", name), last(tmp_path / "b", name)
+        assert all(torch.equal(one.weights[key], other.weights[key]) for key in one.weights)
+        assert torch.equal(one.training["optimizer"]["exp_avg"]["encoder.layers.0.ffn.fc1.weight"],
+                           other.training["optimizer"]["exp_avg"]["encoder.layers.0.ffn.fc1.weight"])
+
+
+def test_a_checkpoint_says_where_it_comes_from(data, tmp_path):
+    assert train(data, tmp_path, "--max-update", "1") == 0
+    checkpoint = last(tmp_path)
+    assert checkpoint.versions.keys() >= {"lamina", "torch", "python", "numpy"}
+    assert checkpoint.origin["command"].startswith(f"lamina train {data} --arch tiny")
+    assert checkpoint.origin["time"].startswith("20")
 
 
 def test_another_model_or_optimizer_than_the_checkpoints(data, tmp_path, capsys):

@@ -1,12 +1,17 @@
 """Which checkpoint files are written and which are removed."""
 
 import os
+import socket
+import threading
 
 import pytest
+import torch
 
 import lamina.train.keeper as keeper_module
+from lamina.checkpoint.format import Checkpoint, load_checkpoint
 from lamina.config.train import SavingConfig
-from lamina.train.keeper import Keeper
+from lamina.errors import CheckpointError
+from lamina.train.keeper import MAX_FAILURES_IN_A_ROW, Keeper, earlier_checkpoints
 
 
 @pytest.fixture
@@ -19,6 +24,11 @@ def written(monkeypatch):
     monkeypatch.setattr(keeper_module, "save_checkpoint", save)
 
 
+def save(keeper, epoch, updates, is_epoch_end, best_at=()):
+    names = keeper.names_due(epoch=epoch, updates=updates, is_epoch_end=is_epoch_end, is_best=updates in best_at)
+    keeper.save(f"{updates}", names)
+
+
 def save_all(tmp_path, best_at=(), num_epochs=3, updates_an_epoch=4, **config):
     keeper = Keeper(SavingConfig(save_dir=str(tmp_path / "out"), **config))
     updates = 0
@@ -26,8 +36,8 @@ def save_all(tmp_path, best_at=(), num_epochs=3, updates_an_epoch=4, **config):
         for _ in range(updates_an_epoch):
             updates += 1
             if keeper.config.interval_updates and updates % keeper.config.interval_updates == 0:
-                keeper.save(f"{updates}", epoch=epoch, updates=updates, is_epoch_end=False, is_best=updates in best_at)
-        keeper.save(f"{updates}", epoch=epoch, updates=updates, is_epoch_end=True, is_best=updates in best_at)
+                save(keeper, epoch, updates, False, best_at)
+        save(keeper, epoch, updates, True, best_at)
     folder = tmp_path / "out"
     return {name: (folder / name).read_text() for name in sorted(os.listdir(folder))} if folder.exists() else {}
 
@@ -56,3 +66,91 @@ def test_files_that_are_not_ours_stay(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "checkpoint1.pt.backup").write_text("mine")
     assert "checkpoint1.pt.backup" in save_all(tmp_path, keep_last_epochs=1)
+
+
+def test_what_killed_runs_left_is_cleared_away(tmp_path):
+    mine, dead, other = (tmp_path / f".checkpoint_last.pt.{mark}.part" for mark in (
+        f"{socket.gethostname()}-{os.getppid()}", f"{socket.gethostname()}-{2**22 + 1}", "elsewhere-77"))
+    for path in (mine, dead, other):
+        path.write_text("half")
+    Keeper(SavingConfig(save_dir=str(tmp_path)))
+    assert sorted(tmp_path.iterdir()) == sorted([mine, other])  # one is being written, one is another machine's
+
+
+def test_a_failure_is_noted_and_the_third_in_a_row_is_an_error(tmp_path, monkeypatch):
+    notes, is_full = [], True
+
+    def save_or_fail(path, content):
+        if is_full:
+            raise CheckpointError(f"{path} could not be written: No space left on device.")
+        path.write_text(content)
+
+    monkeypatch.setattr(keeper_module, "save_checkpoint", save_or_fail)
+    keeper = Keeper(SavingConfig(save_dir=str(tmp_path)), notes.append)
+    keeper.save("1", ["checkpoint_last.pt"])
+    assert len(notes) == 1
+    assert "No space left on device. Training goes on" in notes[0]
+    with pytest.raises(CheckpointError, match="latest state of this run is not saved"):
+        keeper.finish()
+    is_full = False
+    keeper.save("2", ["checkpoint_last.pt"])
+    keeper.finish()
+    is_full = True
+    for _ in range(MAX_FAILURES_IN_A_ROW - 1):
+        keeper.save("3", ["checkpoint_last.pt"])
+    with pytest.raises(CheckpointError, match="the last of 3 attempts in a row"):
+        keeper.save("3", ["checkpoint_last.pt"])
+    assert (tmp_path / "checkpoint_last.pt").read_text() == "2"
+
+
+def tensors(value):
+    return Checkpoint(config={}, languages=(), dictionaries=(), subwords=(), weights={"w": torch.full((3,), value)},
+                      training={"optimizer": {"exp_avg": {"w": torch.full((3,), -value)}}})
+
+
+def test_saving_in_the_background_writes_the_state_as_it_was(tmp_path, monkeypatch):
+    may_write, threads = threading.Event(), []
+    real = keeper_module.save_checkpoint
+
+    def wait_and_save(path, checkpoint):
+        threads.append(threading.current_thread())
+        assert may_write.wait(10)
+        real(path, checkpoint)
+
+    monkeypatch.setattr(keeper_module, "save_checkpoint", wait_and_save)
+    keeper = Keeper(SavingConfig(save_dir=str(tmp_path), is_async=True, keep_last_epochs=1))
+    (tmp_path / "checkpoint1.pt").write_text("old")
+    state = tensors(1.0)
+    keeper.save(state, ["checkpoint2.pt", "checkpoint_last.pt"])
+    state.weights["w"].fill_(9.0)  # training goes on
+    state.training["optimizer"]["exp_avg"]["w"].fill_(9.0)
+    assert os.listdir(tmp_path) == ["checkpoint1.pt"]  # nothing goes before the new one is there
+    may_write.set()
+    keeper.save(tensors(2.0), ["checkpoint_last.pt"])
+    keeper.finish()
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint2.pt", "checkpoint_last.pt"]
+    assert load_checkpoint(tmp_path / "checkpoint2.pt").weights["w"].tolist() == [1.0] * 3
+    assert load_checkpoint(tmp_path / "checkpoint2.pt").training["optimizer"]["exp_avg"]["w"].tolist() == [-1.0] * 3
+    assert load_checkpoint(tmp_path / "checkpoint_last.pt").weights["w"].tolist() == [2.0] * 3
+    assert threading.main_thread() not in threads
+    assert len(set(threads)) == 1  # never two at once
+
+
+def test_a_failure_in_the_background_surfaces(tmp_path, monkeypatch):
+    def fail(path, checkpoint):
+        raise CheckpointError("No space left on device.")
+
+    monkeypatch.setattr(keeper_module, "save_checkpoint", fail)
+    keeper = Keeper(SavingConfig(save_dir=str(tmp_path), is_async=True))
+    keeper.save(tensors(1.0), ["checkpoint_last.pt"])
+    with pytest.raises(CheckpointError, match=r"No space left .* not saved"):
+        keeper.finish()
+
+
+def test_earlier_checkpoints_of_a_run(tmp_path):
+    for age, name in enumerate(("checkpoint_last.pt", "checkpoint2.pt", "checkpoint_best.pt", "checkpoint_1_7.pt", "mine.pt")):
+        (tmp_path / name).write_text(name)
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    os.link(tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint3.pt")
+    names = [path.name for path in earlier_checkpoints(tmp_path / "checkpoint_last.pt")]
+    assert names == ["checkpoint2.pt", "checkpoint_best.pt", "checkpoint_1_7.pt"]

@@ -2,31 +2,40 @@
 
 A checkpoint is a torch archive of tensors and plain containers, read with weights_only=True. It carries all that is
 needed to use the model: configuration, dictionaries, subword models. docs/formats.md describes it field by field.
+
+The archive is a zip file. Its comment, the last bytes of the file, is the SHA-256 of all bytes before it: what a disk or a
+network changed is noticed before anything is read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
-import platform
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
 
-from lamina import __version__
 from lamina.config.fields import build
 from lamina.config.model import ModelConfig
-from lamina.errors import CheckpointError, ConfigError
+from lamina.errors import CheckpointError, DamageError
+from lamina.files import part_of, replace_durably
 from lamina.models.build import BUILDERS
+from lamina.provenance import versions
 from lamina.text.subword import Subword, subword_from_dict
 from lamina.text.vocabulary import Vocabulary
 
 FORMAT = 1
+SEAL_MARK = b"lamina sha256 "
+SEAL_SIZE = len(SEAL_MARK) + 64
+COMMENT_LENGTH = struct.Struct("<H")  # a zip file's last field before its comment
+READ_BYTES = 2**22
 
 
 @dataclass
@@ -40,8 +49,8 @@ class Checkpoint:
     weights: dict[str, Tensor]  # float32, each tensor once
     training: dict[str, Any] = field(default_factory=dict)  # optimizer, loss scale, progress: what resuming needs
     metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
-    versions: dict[str, str] = field(default_factory=lambda: {
-        "lamina": __version__, "torch": str(torch.__version__), "python": platform.python_version()})
+    versions: dict[str, str] = field(default_factory=versions)
+    origin: dict[str, str] = field(default_factory=dict)  # command line, commit, time
 
     @property
     def task(self) -> str:
@@ -98,20 +107,55 @@ def load_weights_(model: nn.Module, weights: dict[str, Tensor]) -> None:
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write beside the target and move into place: a run that dies here leaves the old file whole."""
     content = {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint)}
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = part_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            torch.save({"lamina_format": FORMAT, **content}, file)
+        with part.open("w+b") as file:
+            torch.save({"lamina_format": FORMAT, "is_sealed": True, **content}, file)
+            seal(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, path)
+        replace_durably(part, path)
     except (OSError, RuntimeError) as error:
         # torch's zip writer reports a full disk as a RuntimeError without an errno.
         raise CheckpointError(f"{path} could not be written: {getattr(error, 'strerror', None) or error}. Free some space "
                               "or write it elsewhere; earlier checkpoints are untouched.") from None
     finally:
         part.unlink(missing_ok=True)
+
+
+def seal(file: BinaryIO) -> None:
+    """Append the digest of a finished archive to it, as the zip file's comment."""
+    end = file.seek(-COMMENT_LENGTH.size, os.SEEK_END)
+    file.write(COMMENT_LENGTH.pack(SEAL_SIZE))
+    seal_text = SEAL_MARK + _digest(file, end + COMMENT_LENGTH.size)
+    file.seek(0, os.SEEK_END)
+    file.write(seal_text)
+
+
+def check_seal(file: BinaryIO, path: str | Path) -> bool:
+    """Whether the file has a seal; one that is broken is an error. Files of early versions have none."""
+    size = file.seek(0, os.SEEK_END)
+    if size <= SEAL_SIZE:
+        return False
+    file.seek(size - SEAL_SIZE)
+    found = file.read(SEAL_SIZE)
+    if not found.startswith(SEAL_MARK):
+        return False
+    if found[len(SEAL_MARK):] != _digest(file, size - SEAL_SIZE):
+        raise DamageError(f"{path} is damaged: its content does not match its checksum. Copy it again, or take an earlier "
+                          "one.")
+    return True
+
+
+def _digest(file: BinaryIO, size: int) -> bytes:
+    """The SHA-256 of the first `size` bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    file.seek(0)
+    while size > 0 and (block := file.read(min(size, READ_BYTES))):
+        digest.update(block)
+        size -= len(block)
+    return digest.hexdigest().encode()
 
 
 def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Checkpoint:
@@ -122,16 +166,23 @@ def read_archive(path: str | Path, device: torch.device | str = "cpu",
                  allowed: Sequence[type | tuple[type, str]] = ()) -> Any:
     """What a file of tensors and plain values holds. Classes besides those are refused by name, unless they are `allowed`."""
     try:
+        with open(path, "rb") as file:
+            is_sealed = check_seal(file, path)
         with torch.serialization.safe_globals(list(allowed)):
-            return torch.load(path, map_location=device, weights_only=True)
+            content = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}.") from None
+    except (DamageError, torch.OutOfMemoryError):
+        raise
     except Exception as error:  # a damaged file can make the reader raise anything at all
         # torch's own words recommend to load with weights_only=False, which would let the file run code.
         reason = _why_unpicklable(error) if isinstance(error, pickle.UnpicklingError) else (
             str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise CheckpointError(f"{path} cannot be read as a checkpoint ({reason}). It may be damaged or of another "
-                              "program; try an earlier one.") from None
+        raise DamageError(f"{path} cannot be read as a checkpoint ({reason}). It may be damaged or of another "
+                          "program; try an earlier one.") from None
+    if isinstance(content, dict) and content.get("is_sealed") and not is_sealed:
+        raise DamageError(f"{path} is damaged: its checksum, at the end, is missing. Copy it again, or take an earlier one.")
+    return content
 
 
 def _why_unpicklable(error: pickle.UnpicklingError) -> str:
@@ -145,13 +196,33 @@ def checkpoint_of(content: Any, path: str | Path) -> Checkpoint:
     if not isinstance(content, dict) or "lamina_format" not in content:
         raise CheckpointError(f"{path} is not a checkpoint of Lamina.")
     if content["lamina_format"] != FORMAT:
-        raise CheckpointError(f"{path} has format {content['lamina_format']}; this Lamina reads format {FORMAT}. "
+        raise CheckpointError(f"{path} has format {str(content['lamina_format'])[:20]}; this Lamina reads format {FORMAT}. "
                               "Use the Lamina that wrote it, or a newer one.")
-    names = {item.name for item in fields(Checkpoint)}
-    missing = sorted(names - content.keys())
+    missing = sorted(item.name for item in fields(Checkpoint) if item.name not in content and item.default_factory is MISSING)
     if missing:
-        raise CheckpointError(f"{path} lacks {', '.join(missing)}: it is damaged.")
-    try:
-        return Checkpoint(**{name: content[name] for name in names})
-    except (TypeError, ConfigError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
+        raise DamageError(f"{path} lacks {', '.join(missing)}: it is damaged.")
+    checkpoint = Checkpoint(**{item.name: content[item.name] for item in fields(Checkpoint) if item.name in content})
+    wrong = next(_wrong_fields(checkpoint), None)
+    if wrong is not None:
+        raise DamageError(f"{path} is damaged: its field {wrong} does not hold what it should.")
+    return checkpoint
+
+
+def _wrong_fields(checkpoint: Checkpoint) -> Iterator[str]:
+    """Whoever reads a checkpoint after this may rely on its types."""
+    texts = ("languages", "dictionaries")
+    mappings: dict[str, Any] = {"config": object, "weights": Tensor, "training": object, "metrics": (int, float),
+                                "versions": str, "origin": str}
+    for name in (*texts, "subwords"):
+        kind, values = str if name in texts else dict, getattr(checkpoint, name)
+        if not isinstance(values, (tuple, list)) or not all(isinstance(value, kind) for value in values):
+            yield name
+    for name, kind in mappings.items():
+        values = getattr(checkpoint, name)
+        if not isinstance(values, dict) or not all(isinstance(key, str) for key in values) or not all(
+                isinstance(value, kind) for value in values.values()):
+            yield name
+    if not len(checkpoint.languages) == len(checkpoint.dictionaries) == len(checkpoint.subwords):
+        yield "dictionaries"
+    if not isinstance(checkpoint.task, str):
+        yield "config"

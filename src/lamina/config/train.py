@@ -170,6 +170,9 @@ class SavingConfig:
     has_optimizer_state: bool = flag(True, "put the optimizer's state into checkpoints; without it they are a third the "
                                            "size and cannot be resumed exactly", name="save-optimizer-state")
 
+    is_async: bool = flag(False, "write checkpoints in the background, from a copy in the host's memory", name="async-save",
+                          needs="save")
+
     def __post_init__(self) -> None:
         check(self.interval >= 1, f"--save-interval is {self.interval}; it must be at least 1. For none: --no-save.")
         check(self.interval_updates >= 0, "--save-interval-updates must be 0 (off) or above.")

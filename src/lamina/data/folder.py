@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lamina.errors import DataError
+from lamina.files import is_running
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = 1
@@ -87,22 +88,8 @@ def remove_stale(folder: Path) -> None:
     start = f".partial-{socket.gethostname()}-"
     for left in folder.glob(start + "*"):
         number = left.name.removeprefix(start)
-        if number.isdecimal() and not _is_running(int(number)):
+        if number.isdecimal() and not is_running(int(number)):
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
-    if process == os.getpid():
-        return False
-    if os.name == "nt":  # os.kill would end the process there
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _remove_empty(folder: Path, topmost: Path) -> None:

@@ -5,30 +5,85 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint, save_checkpoint
 from lamina.config.train import SavingConfig
 from lamina.errors import CheckpointError
+from lamina.files import part_of, remove_stale_parts, replace_durably
+
+LAST_NAME = "checkpoint_last.pt"
+BEST_NAME = "checkpoint_best.pt"
+KEPT_NAMES = re.compile(r"checkpoint(\d+|_best|_last|_\d+_\d+)\.pt")
+# A full disk may be a neighbour's, and empty again in an hour; a run that saved nothing so often is wasting its time.
+MAX_FAILURES_IN_A_ROW = 3
 
 
 class Keeper:
-    """checkpoint_last.pt, checkpoint_best.pt, checkpointEPOCH.pt and checkpoint_EPOCH_UPDATES.pt in one folder."""
+    """checkpoint_last.pt, checkpoint_best.pt, checkpointEPOCH.pt and checkpoint_EPOCH_UPDATES.pt in one folder.
 
-    def __init__(self, config: SavingConfig) -> None:
+    An old checkpoint goes when the new one is complete, never before. With --async-save a thread writes a copy of the state
+    while training goes on, one at a time.
+    """
+
+    def __init__(self, config: SavingConfig, note: Callable[[str], None] = lambda _: None) -> None:
         self.config = config
         self.folder = Path(config.save_dir)
+        self.note = note
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="saving") if config.is_async else None
+        self._writing: Future[None] | None = None
+        self._num_failures = 0
+        remove_stale_parts(self.folder)
 
-    def save(self, checkpoint: Checkpoint, *, epoch: int, updates: int, is_epoch_end: bool, is_best: bool) -> list[str]:
-        """Write the state once, under every name that is due; the names written."""
-        names = self.names_due(epoch=epoch, updates=updates, is_epoch_end=is_epoch_end, is_best=is_best)
+    def save(self, checkpoint: Checkpoint, names: Sequence[str], what: str = "") -> None:
+        """Write the state once, under every one of the names; `what` describes it to the person who watches.
+
+        A save that fails costs nothing that was there; the next one may succeed, and the third failure in a row is an error.
+        """
         if not names:
-            return []
+            return
+        self._settle()
+        if self._writer is None:
+            self._try(lambda: self._write(checkpoint, names, what))
+        else:
+            copied = _copied(checkpoint)
+            self._writing = self._writer.submit(self._write, copied, names, what)
+
+    def finish(self) -> None:
+        """Wait for what is being written; an error if the last state is not on disk."""
+        self._settle()
+        if self._num_failures:
+            raise CheckpointError(f"{self._last_failure} The latest state of this run is not saved.")
+
+    def _settle(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            self._try(writing.result)
+
+    def _try(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except CheckpointError as error:
+            self._num_failures += 1
+            self._last_failure = str(error)
+            if self._num_failures == MAX_FAILURES_IN_A_ROW:
+                raise CheckpointError(f"{error} That was the last of {self._num_failures} attempts in a row.") from None
+            self.note(f"warning: {error} Training goes on; the next checkpoint is another attempt.")
+        else:
+            self._num_failures = 0
+
+    def _write(self, checkpoint: Checkpoint, names: Sequence[str], what: str) -> None:
         save_checkpoint(self.folder / names[0], checkpoint)
         for name in names[1:]:
             _publish(self.folder / names[0], self.folder / name)
         self._remove_old()
-        return names
+        self.note(f"saved {', '.join(names)} in {self.folder}{what}")
 
     def names_due(self, *, epoch: int, updates: int, is_epoch_end: bool, is_best: bool) -> list[str]:
         config = self.config
@@ -40,9 +95,9 @@ class Keeper:
         if not is_epoch_end and config.interval_updates and updates % config.interval_updates == 0:
             names.append(f"checkpoint_{epoch}_{updates}.pt")
         if is_best:
-            names.append("checkpoint_best.pt")
+            names.append(BEST_NAME)
         if config.has_last:
-            names.append("checkpoint_last.pt")
+            names.append(LAST_NAME)
         return names
 
     def _remove_old(self) -> None:
@@ -57,18 +112,37 @@ class Keeper:
             path.unlink(missing_ok=True)
 
 
+def earlier_checkpoints(path: Path) -> list[Path]:
+    """The other checkpoints that a run wrote beside this one, the latest first; second names of the same file are left out."""
+    others = [other for other in path.parent.iterdir() if KEPT_NAMES.fullmatch(other.name) and not other.samefile(path)]
+    return sorted(others, key=lambda other: (other.stat().st_mtime_ns, other.name), reverse=True)
+
+
 def _publish(source: Path, name: Path) -> None:
     """Give a finished file a second name, atomically; without copying it where the file system has hard links."""
-    part = name.with_name(f".{name.name}.{os.getpid()}.part")
+    part = part_of(name)
     part.unlink(missing_ok=True)
     try:
         try:
             os.link(source, part)
         except OSError:
             shutil.copyfile(source, part)
-        os.replace(part, name)
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
+        replace_durably(part, name)
     except OSError as error:
         raise CheckpointError(f"{name} could not be written: {error.strerror or error}. Free some space or choose another "
                               "--save-dir; earlier checkpoints are untouched.") from None
     finally:
         part.unlink(missing_ok=True)
+
+
+def _copied(checkpoint: Checkpoint) -> Checkpoint:
+    """As it is now, in the host's memory: training goes on changing its tensors."""
+    return replace(checkpoint, weights=_on_host(checkpoint.weights), training=_on_host(checkpoint.training))
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _on_host(item) for key, item in value.items()}
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value

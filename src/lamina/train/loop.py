@@ -10,6 +10,7 @@ from lamina.train.layer_drop import LayerDrop
 from lamina.train.progress import Progress
 from lamina.train.run import Run
 from lamina.train.schedule import Schedule
+from lamina.train.signals import StopWish
 from lamina.train.update import Updater
 from lamina.train.watch import Watch
 
@@ -32,9 +33,21 @@ def update_seed(seed: int, updates: int) -> int:
 
 
 def train(run: Run) -> None:
-    """Until a limit is reached: an epoch of updates, then validation and a checkpoint."""
+    """Until a limit is reached, or a signal comes: an epoch of updates, then validation and a checkpoint."""
+    with StopWish(run.reporter.note) as wish:
+        _train_until_done(run, wish)
+        run.keeper.finish()
+    run.reporter.note(f"training stopped: {run.why_stop()}")
+
+
+def _train_until_done(run: Run, wish: StopWish) -> None:
     progress = run.progress
+    if progress.is_check_pending:
+        run.check(progress.epoch, is_epoch_end=False)
     while not run.why_stop():
+        if run.is_wished_to_stop(wish):
+            run.stop_for(wish)
+            return
         feed = run.train_feed(progress.epoch)
         num_batches = len(feed.plan(progress.epoch))
         run.reporter.begin_epoch(progress.epoch, num_batches, progress.batches_done)
@@ -43,6 +56,9 @@ def train(run: Run) -> None:
         for _ in run_updates(run.updater, run.schedule, shares, progress, run.watch, run.config.seed,
                              run.layer_drop):
             is_over = progress.batches_done >= num_batches or run.why_stop()
+            if not run.why_stop() and run.is_wished_to_stop(wish):
+                run.stop_for(wish, is_check_skipped=not is_over and run.is_check_due())
+                return
             if not is_over and run.is_check_due():
                 run.check(progress.epoch, is_epoch_end=False)
                 is_over = run.why_stop()
@@ -51,4 +67,3 @@ def train(run: Run) -> None:
         run.watch.flush()
         run.reporter.end_epoch()
         run.close_epoch(is_cut_short=progress.batches_done < num_batches)
-    run.reporter.note(f"training stopped: {run.why_stop()}")

@@ -21,6 +21,7 @@ class Progress:
     epoch_loss: float = 0.0
     epoch_nll: float = 0.0
     epoch_tokens: int = 0
+    is_check_pending: bool = False  # a signal came before the validation and the checkpoint that were due at this update
 
     def begin_epoch(self, epoch: int) -> None:
         self.epoch, self.batches_done = epoch, 0

@@ -14,12 +14,14 @@ from lamina.checkpoint.prune import prune_config, structure_of
 from lamina.config.fields import build, flatten
 from lamina.config.keep import SIDES, KeepConfig
 from lamina.config.train import SavingConfig, TrainConfig
-from lamina.errors import CheckpointError
+from lamina.errors import CheckpointError, DamageError
 from lamina.tasks.base import Task
+from lamina.train.keeper import LAST_NAME, earlier_checkpoints
 from lamina.train.progress import Progress
 from lamina.train.update import Updater
 
 DEFAULT_RESTORE_FILE = SavingConfig().restore_file
+assert DEFAULT_RESTORE_FILE == LAST_NAME
 
 
 class StartingPoint(NamedTuple):
@@ -59,13 +61,33 @@ def find_restore_file(saving: SavingConfig) -> Path | None:
     return next((path for path in places if path.is_file()), None)
 
 
+def load_whole(path: Path, load: Callable[[Path], Checkpoint], note: Callable[[str], None], *,
+               may_fall_back: bool) -> tuple[Path, Checkpoint]:
+    """The checkpoint, or if that is damaged the latest one beside it that is whole, with a warning."""
+    try:
+        return path, load(path)
+    except DamageError as error:
+        if not may_fall_back:
+            raise
+        damage = error
+    for other in earlier_checkpoints(path):
+        try:
+            checkpoint = load(other)
+        except CheckpointError:
+            continue
+        if "progress" in checkpoint.training:
+            note(f"warning: {damage} Going on from {other} instead")
+            return other, checkpoint
+    raise damage
+
+
 def restore_weights_(model: nn.Module, checkpoint: Checkpoint, task: Task, path: Path) -> None:
     load_weights_(model, task.starting_weights(model, checkpoint, path))
 
 
-def restore_training(checkpoint: Checkpoint, updater: Updater, config: TrainConfig, note: Callable[[str], None]) -> Progress:
+def restore_training(start: StartingPoint, updater: Updater, config: TrainConfig, note: Callable[[str], None]) -> Progress:
     """Put the optimizer back where it was; the progress to go on with, less what the --reset flags forget."""
-    saving, training = config.saving, checkpoint.training
+    saving, training = config.saving, start.checkpoint.training
     progress = Progress.from_state(training.get("progress", {}))
     if "optimizer" in training and not saving.reset_optimizer:
         kind = flatten(config.optimization)["optimizer"]
@@ -87,7 +109,7 @@ def restore_training(checkpoint: Checkpoint, updater: Updater, config: TrainConf
         progress.begin_epoch(1)
     if saving.reset_meters:
         progress.forget_scores()
-    note(f"loaded {find_restore_file(saving)} (epoch {progress.epoch} @ {progress.updates} updates)")
+    note(f"loaded {start.path} (epoch {progress.epoch} @ {progress.updates} updates)")
     return progress
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -23,13 +25,14 @@ from lamina.config.train import LARGER_IS_BETTER, TrainConfig
 from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus
 from lamina.data.feed import Feed
-from lamina.errors import CheckpointError, DataError
+from lamina.errors import CheckpointError, DataError, StopSignal
 from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.interop.loading import load_any
 from lamina.nn.stack import stacks_of
+from lamina.provenance import origin
 from lamina.tasks import TASKS
 from lamina.text.subword import subword_to_dict
-from lamina.train.keeper import Keeper
+from lamina.train.keeper import LAST_NAME, Keeper
 from lamina.train.layer_drop import LayerDrop
 from lamina.train.profile import fill_omegas_
 from lamina.train.progress import Progress
@@ -40,12 +43,14 @@ from lamina.train.restore import (
     DEFAULT_RESTORE_FILE,
     StartingPoint,
     find_restore_file,
+    load_whole,
     optimizer_state,
     pruned_config,
     restore_training,
     restore_weights_,
 )
 from lamina.train.schedule import build_schedule
+from lamina.train.signals import StopWish
 from lamina.train.update import Updater
 from lamina.train.validate import bits_per_token, validation_loss
 from lamina.train.watch import Watch
@@ -71,7 +76,7 @@ class Run:
         self.model = self.task.build_model().to(self.device)
         for stack in stacks_of(self.model).values():
             stack.recomputes = config.precision.checkpoint_activations
-        self.keeper = Keeper(config.saving)
+        self.keeper = Keeper(config.saving, self.reporter.note)
         self.progress = Progress()
         self._feeds: dict[int, Feed] = {}
         if start is None:
@@ -83,7 +88,7 @@ class Run:
             ranks.broadcast_(parameter.data)  # Admin's omegas are measured by the first rank alone
         self.updater = Updater(self.model, optimization, config.precision, self.dtype, ranks, self._weights())
         if start is not None and start.is_resumed:
-            self.progress = restore_training(start.checkpoint, self.updater, config, self.reporter.note)
+            self.progress = restore_training(start, self.updater, config, self.reporter.note)
         self._check_same_start()
         self.watch = Watch(self.progress, config.precision, self.updater.weights.names, self.device, self.dtype,
                            self.reporter)
@@ -186,14 +191,41 @@ class Run:
         if metrics:
             self.progress.stale_validations = 0 if is_best else self.progress.stale_validations + 1
         self.progress.seconds = self._seconds()
-        checkpoint = self.checkpoint(metrics)  # to which all ranks may contribute; one writes it
-        names = self.keeper.save(checkpoint, epoch=epoch, updates=self.progress.updates, is_epoch_end=is_epoch_end,
-                                 is_best=is_best) if self.ranks.is_first else []
-        if names:
-            self.reporter.note(f"saved {', '.join(names)} in {self.keeper.folder} (epoch {epoch} @ "
-                               f"{self.progress.updates} updates)")
+        self.progress.is_check_pending = False
+        names = self.keeper.names_due(epoch=epoch, updates=self.progress.updates, is_epoch_end=is_epoch_end, is_best=is_best)
+        self._save(metrics, names, epoch)
         self._last_check = (self.progress.updates, not is_epoch_end)
         self.reporter.skip_time(time.perf_counter() - started)
+
+    def _save(self, metrics: dict[str, float], names: Sequence[str], epoch: int) -> None:
+        checkpoint = self.checkpoint(metrics)  # to which all ranks may contribute; one writes it
+        if self.ranks.is_first:
+            self.keeper.save(checkpoint, names, f" (epoch {epoch} @ {self.progress.updates} updates)")
+
+    def is_wished_to_stop(self, wish: StopWish) -> bool:
+        """Whether any rank heard a signal: they hear it at different moments, and must stop after the same update."""
+        (wishes,) = self.ranks.sum(int(wish.signal is not None))
+        return wishes > 0
+
+    def stop_for(self, wish: StopWish, *, is_check_skipped: bool = False) -> None:
+        """Leave as a signal wished: with all that was done on disk. What was due now is done when the run goes on.
+
+        Not even a validation comes first: whoever takes a machine away waits for half a minute.
+        """
+        self.watch.flush()
+        self.reporter.end_epoch()
+        progress, saving = self.progress, self.config.saving
+        progress.seconds = self._seconds()
+        progress.is_check_pending = is_check_skipped
+        if saving.is_on:
+            self._save({}, [LAST_NAME], progress.epoch)
+        self.keeper.finish()
+        if not self.ranks.is_first:
+            return
+        number = wish.signal or signal.SIGTERM
+        saved = (f"{self.keeper.folder / LAST_NAME} is saved, and the same command goes on from there" if saving.is_on else
+                 "nothing is saved (--no-save)")
+        raise StopSignal(f"stopped by {number.name} after update {progress.updates}: {saved}.", number)
 
     def _validate(self, epoch: int) -> dict[str, float]:
         validation = self.config.validation
@@ -248,7 +280,8 @@ class Run:
             return None
         data = config.data
         places = DictionaryPlaces.of(data.data, source_lang=data.source_lang, target_lang=data.target_lang)
-        whole = load_any(path, self.device, places=places, notice=self.reporter.note)
+        path, whole = load_whole(path, lambda path: load_any(path, self.device, places=places, notice=self.reporter.note),
+                                 self.reporter.note, may_fall_back=is_resumed and saving.restore_file == DEFAULT_RESTORE_FILE)
         checkpoint = prune_on_loading(whole, config.keep, path, say=self.reporter.note, warn=self.reporter.note)
         if checkpoint is not whole and path.parent.resolve() == Path(saving.save_dir).resolve():
             self.reporter.note(f"checkpoints of the pruned model take the place of the whole one's in {saving.save_dir}: to "
@@ -299,6 +332,7 @@ class Run:
             weights=self.updater.weights.named(self.updater.weights.master),
             training=training,
             metrics=metrics,
+            origin=origin(),
         )
 
 

@@ -1,0 +1,72 @@
+"""What there is to say of a checkpoint, in plain values: `lamina info` prints them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lamina.checkpoint.format import Checkpoint
+from lamina.config.fields import unique_leaves
+from lamina.config.train import TrainConfig
+
+# What `lamina average`, `prune` and `fold` note down under `training`, and how to say it.
+DERIVATIONS = {"averaged": "averaged from", "pruned": "pruned from", "folded": "folded, formerly --init-type"}
+# The options that make a model more than a plain Transformer, and the values that leave it one.
+TECHNIQUES: dict[str, tuple[Any, ...]] = {
+    "surfacefusion": ("none", None), "sf-mode": (None,), "transparent-attention": (False, None),
+    "layer-wise-attention": (False, None), "init-type": ("default",), "encoder-layerdrop": (0.0,), "decoder-layerdrop": (0.0,),
+    "encoder-layers-to-keep": (None, ""), "decoder-layers-to-keep": (None, "")}
+STACK_SIZES = {"layers": "{}-layers", "model_dim": "{}-embed-dim", "ffn_dim": "{}-ffn-embed-dim", "heads": "{}-attention-heads"}
+
+
+def describe(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
+    """Sections of names and values, all of which JSON can hold."""
+    config, training = checkpoint.config, checkpoint.training
+    progress = training.get("progress", {})
+    parts = parameters_by_part(checkpoint.weights)
+    return {
+        "file": {"path": str(path), "bytes": path.stat().st_size, "has_optimizer_state": "optimizer" in training},
+        "model": {"task": checkpoint.task, "arch": config.get("arch"), **_stacks(checkpoint),
+                  "dictionaries": {language: len(vocabulary) for language, vocabulary in
+                                   zip(checkpoint.languages, checkpoint.vocabularies(), strict=True)},
+                  "subwords": [plain.get("kind") for plain in checkpoint.subwords]},
+        "techniques": {name: config[name] for name, plain in TECHNIQUES.items() if config.get(name, plain[0]) not in plain},
+        "parameters": {**parts, "total": sum(parts.values())},
+        "training": {"seed": config.get("seed")} | {
+            name: progress[name] for name in ("updates", "epoch", "best", "seconds") if progress.get(name) is not None},
+        "metrics": dict(checkpoint.metrics),
+        "made_from": {name: training[name] for name in DERIVATIONS if name in training},
+        "origin": dict(checkpoint.origin),
+        "versions": dict(checkpoint.versions),
+        "config": dict(config),
+    }
+
+
+def parameters_by_part(weights: dict[str, Tensor]) -> dict[str, int]:
+    """How many numbers each part of the model holds; a tensor that parts share is counted once, as it is stored."""
+    counts: Counter[str] = Counter()
+    for name, value in weights.items():
+        counts[name.partition(".")[0]] += value.numel()
+    return dict(counts)
+
+
+def changed_options(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration, less what is at its default."""
+    defaults = {leaf.name: leaf.default for leaf in unique_leaves(TrainConfig)}
+    return {name: value for name, value in config.items() if name not in defaults or value != (
+        list(defaults[name]) if isinstance(defaults[name], tuple) else defaults[name])}
+
+
+def _stacks(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The sizes of the encoder and the decoder, those that there are; layers as counted in the weights."""
+    stacks = {}
+    for side in ("encoder", "decoder"):
+        numbers = {int(match[1]) for name in checkpoint.weights if (match := re.match(rf"{side}\.layers\.(\d+)\.", name))}
+        if numbers:
+            own = {what: checkpoint.config.get(name.format(side)) for what, name in STACK_SIZES.items()}
+            stacks[side] = own | {"layers": len(numbers)}
+    return stacks

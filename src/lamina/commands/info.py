@@ -1,0 +1,52 @@
+"""`lamina info`: what a checkpoint holds and where it comes from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lamina.config.info import InfoConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def run(config: InfoConfig) -> None:
+    from lamina.checkpoint.describe import describe
+    from lamina.checkpoint.format import load_checkpoint
+
+    path = Path(config.checkpoint)
+    described = describe(load_checkpoint(path), path)
+    if config.is_json:
+        print(json.dumps(described, indent=1, ensure_ascii=False))
+        return
+    for line in lines(described):
+        print(line)
+
+
+def lines(described: dict[str, Any]) -> Iterator[str]:
+    """A section a paragraph: its name, then a line for each value."""
+    from lamina.checkpoint.describe import DERIVATIONS, changed_options
+
+    shown = described | {
+        "file": described["file"] | {"bytes": f"{described['file']['bytes']:,} ({described['file']['bytes'] / 2**20:.1f} MiB)"},
+        "parameters": {name: f"{number:,}" for name, number in described["parameters"].items()},
+        "made_from": {DERIVATIONS[name]: value for name, value in described["made_from"].items()},
+        "config": changed_options(described["config"])}
+    headings = {"made_from": "made from", "config": "configuration, less what is at its default"}
+    for section, values in shown.items():
+        if not values:
+            continue
+        yield headings.get(section, section)
+        width = max(map(len, values))
+        for name, value in values.items():
+            yield f"  {name.replace('_', ' ') if section != 'config' else name:<{width}}  {_text(value)}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {item}" for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
