@@ -189,7 +189,7 @@ def test_help_teaches(command, capsys):
     assert stop.value.code == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: lamina {command}")
-    assert "default: " in text
+    assert "default: " in text or command == "convert"  # which has none to tell
 
 
 def test_help_does_not_import_torch():
