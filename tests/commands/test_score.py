@@ -151,7 +151,7 @@ def test_empty_missing_and_damaged_files(folder, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["--sys", "sys"], "--ref is missing"),
+    (["--sys", "sys"], "--ref is needed"),
     (["--ref", "-"], "can be read once only"),
     (["--ref", "ref", "--metric", "bleu,meteor"], "--metric is 'meteor'; it must be one of bleu, chrf, ter"),
     (["--ref", "ref", "--metric", "ter,ter"], "twice"),
@@ -163,3 +163,42 @@ def test_empty_missing_and_damaged_files(folder, capsys, monkeypatch):
 ])
 def test_bad_flags(folder, capsys, words, message):
     assert message in error(capsys, *words)
+
+
+# -- summaries and corrections
+
+def test_summaries(folder, capsys):
+    pytest.importorskip("rouge_score")
+    line, signature = score(capsys, "--sys", "sys", "--ref", "sys", "other", "--metric", "rouge", "--rouge-stemmer")
+    assert line == "ROUGE-1 = 100.00, ROUGE-2 = 100.00, ROUGE-L = 100.00, ROUGE-Lsum = 100.00"
+    assert signature.startswith("nrefs:2|best:max|stemmer:yes|")
+    lines = score(capsys, "--sys", "sys", "--ref", "sys", "--metric", "rouge", "--sentence-bleu", "--rouge-separator", ".")
+    assert [line.split(" ")[:2] for line in lines] == [["0", "ROUGE-1"], ["1", "ROUGE-1"], ["2", "ROUGE-1"]]
+
+
+def test_corrections(folder, capsys):
+    (folder / "edits.m2").write_text("S the cat sat\n\nS the dog\nA 1 2|||x|||dogs|||REQUIRED|||-NONE-|||0\n")
+    (folder / "fixed").write_text("the cat sat\nthe dogs\n")
+    line, signature = score(capsys, "--sys", "fixed", "--metric", "m2", "--m2", "edits.m2")
+    assert line == "M2 F0.5 = 100.00 (P=100.00, R=100.00, correct=1, proposed=1, gold=1)"
+    assert signature == "annotators:1|beta:0.5|unchanged:2|tok:none"
+    assert score(capsys, "--sys", "sys", "--ref", "sys", "--metric", "gleu", "--source", "other")[0] == "GLEU = 100.00"
+    both = score(capsys, "--sys", "fixed", "--ref", "fixed", "--metric", "bleu,m2", "--m2", "edits.m2")
+    assert [text.split(" ")[0] for text in both[::2]] == ["BLEU4", "M2"]
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ("--metric chrf", "--ref is needed: chrf compares with references"),
+    ("--metric m2", "give --m2 FILE"),
+    ("--metric m2 --m2 edits.m2 --ref ref", "--ref has no effect on M2"),
+    ("--metric gleu --ref ref", "give its file with --source"),
+    ("--metric m2 --m2 edits.m2 --sentence-bleu", "judge a file as a whole"),
+    ("--ref ref --m2 edits.m2", "--m2 has no effect without M2"),
+    ("--ref ref --rouge-stemmer", "--rouge-stemmer has no effect without ROUGE"),
+    ("--metric m2 --m2 edits.m2", "sys has 3 lines and edits.m2 has 1 line;"),
+    ("--metric m2 --m2 ref", "is not of an M2 file"),
+    ("--metric gleu --ref ref --source edits.m2", "sys has 3 lines and edits.m2 has"),
+])
+def test_what_corrections_need(folder, capsys, words, message):
+    (folder / "edits.m2").write_text("S the cat sat\n")
+    assert message in error(capsys, "--sys", "sys", *words.split())

@@ -1,18 +1,40 @@
-"""`lamina score`: translations against references."""
+"""`lamina score`: translations, summaries or corrections against references."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from lamina import console
 from lamina.config.score import STANDARD_INPUT, ScoreConfig
 from lamina.errors import DataError
 from lamina.metrics.bleu import Bleu
 from lamina.metrics.chrf_ter import Chrf, Ter
+from lamina.metrics.gleu import Gleu
+from lamina.metrics.m2 import MaxMatch, read_m2
+from lamina.metrics.rouge import Rouge
 
 SHOWN_CHARACTERS = 40  # of a line, in an error
+
+
+class Score(Protocol):
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def signature(self) -> str: ...
+
+
+class Scorer(Protocol):
+    """`references` holds one list for each reference file, as long as `hypotheses`."""
+
+    def corpus(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score: ...
+
+
+class SentenceScorer(Scorer, Protocol):
+    def sentence(self, hypothesis: str, references: Sequence[str]) -> Score: ...
 
 
 def run(config: ScoreConfig) -> None:
@@ -20,17 +42,16 @@ def run(config: ScoreConfig) -> None:
     references = [read_sentences(path) for path in config.references]
     for path, texts in zip(config.references, references, strict=True):
         check_alignment((config.hypotheses, hypotheses), (path, texts))
-    scorers = [build_scorer(metric, config) for metric in config.metrics]
     if config.is_by_sentence:
-        _print_by_sentence(scorers, hypotheses, references)
+        _print_by_sentence([build_scorer(metric, config) for metric in config.metrics], hypotheses, references)
         return
-    for scorer in scorers:
+    for scorer in [build_file_scorer(metric, config, hypotheses) for metric in config.metrics]:
         score = scorer.corpus(hypotheses, references)
         print(score.text)
         print(score.signature)
 
 
-def _print_by_sentence(scorers: Sequence[Bleu | Chrf | Ter], hypotheses: list[str], references: list[list[str]]) -> None:
+def _print_by_sentence(scorers: Sequence[SentenceScorer], hypotheses: list[str], references: list[list[str]]) -> None:
     signatures: list[str] = []
     for number, (hypothesis, *answers) in enumerate(zip(hypotheses, *references, strict=True)):
         scores = [scorer.sentence(hypothesis, answers) for scorer in scorers]
@@ -42,12 +63,30 @@ def _print_by_sentence(scorers: Sequence[Bleu | Chrf | Ter], hypotheses: list[st
         console.notice(signature)
 
 
-def build_scorer(metric: str, config: ScoreConfig) -> Bleu | Chrf | Ter:
+def build_file_scorer(metric: str, config: ScoreConfig, hypotheses: list[str]) -> Scorer:
+    """One of those that read a file beside, or any other; `hypotheses` have to fit that file."""
+    read = (config.hypotheses, hypotheses)
+    if metric == "gleu":
+        assert config.source is not None, "the configuration has checked it"
+        sources = read_sentences(config.source)
+        check_alignment(read, (config.source, sources))
+        return Gleu(sources)
+    if metric == "m2":
+        assert config.m2 is not None, "the configuration has checked it"
+        sentences = read_m2(read_sentences(config.m2), _name(config.m2))
+        check_alignment(read, (config.m2, [" ".join(sentence.source) for sentence in sentences]))
+        return MaxMatch(sentences)
+    return build_scorer(metric, config)
+
+
+def build_scorer(metric: str, config: ScoreConfig) -> SentenceScorer:
     match metric:
         case "bleu":
             return Bleu(is_tokenized=not config.is_detokenized, order=config.order, ignore_case=config.ignore_case)
         case "chrf":
             return Chrf(ignore_case=config.ignore_case)
+        case "rouge":
+            return Rouge(uses_stemmer=config.uses_stemmer, separator=config.separator)
         case _:
             return Ter()
 

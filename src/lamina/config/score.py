@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lamina.config.fields import REQUIRED, check, flag
+from lamina.config.fields import check, flag
 
-METRICS = ("bleu", "chrf", "ter")
+METRICS = ("bleu", "chrf", "ter", "rouge", "gleu", "m2")
+# What reads a text beside hypothesis and reference goes through a file as a whole.
+OF_FILES = ("gleu", "m2")
 STANDARD_INPUT = "-"
 
 
@@ -16,10 +18,15 @@ class ScoreConfig:
 
     hypotheses: str = flag(STANDARD_INPUT, "translations, one a line; - is standard input", name="sys", aliases=("-s",),
                            metavar="FILE")
-    references: tuple[str, ...] = flag(REQUIRED, "references, one a line; several files give each translation several",
-                                       name="ref", aliases=("-r",), is_list=True, metavar="FILE")
+    references: tuple[str, ...] = flag((), "references, one a line; several files give each translation several; needed by all "
+                                       "but m2", name="ref", aliases=("-r",), is_list=True, metavar="FILE")
     metrics: tuple[str, ...] = flag(("bleu",), f"what to measure: {', '.join(METRICS)}, or several, separated by commas",
-                                    name="metric")
+                                    name="metric", paper="Lin 2004; Napoles et al. 2015; Dahlmeier and Ng 2012")
+    source: str | None = flag(None, "what was corrected, one sentence a line: GLEU needs it", metavar="FILE")
+    m2: str | None = flag(None, "annotators' edits for --metric m2, in the format of the CoNLL-2014 task", metavar="FILE")
+    uses_stemmer: bool = flag(False, "ROUGE on Porter's word stems", name="rouge-stemmer")
+    separator: str | None = flag(None, "what separates the sentences of a summary, for ROUGE-Lsum; without it, they end at . ! "
+                                 "or ? before white space", name="rouge-separator", metavar="TEXT")
     order: int = flag(4, "longest n-gram of BLEU", aliases=("-o",))
     ignore_case: bool = flag(False, "compare in lower case (TER always does)")
     is_detokenized: bool = flag(False, "the text is detokenized: let sacreBLEU tokenize it (13a) for BLEU; without this, words "
@@ -34,8 +41,21 @@ class ScoreConfig:
                                      "separated by commas.")
         check(len(set(self.metrics)) == len(self.metrics), "--metric names one of them twice.")
         check(self.order >= 1, f"--order is {self.order}; it must be at least 1.")
-        check([self.hypotheses, *self.references].count(STANDARD_INPUT) <= 1,
+        check(bool(self.references) or self.metrics == ("m2",), f"--ref is needed: {self.metrics[0]} compares with references.")
+        check(self.metrics != ("m2",) or not self.references,
+              "--ref has no effect on M2, whose references are the edits of --m2. Leave it out.")
+        check(not (self.is_by_sentence and set(self.metrics) & set(OF_FILES)),
+              f"--sentence-bleu has no meaning for {' and '.join(OF_FILES)}, which judge a file as a whole. Leave it out.")
+        inputs = [self.hypotheses, *self.references, *(path for path in (self.source, self.m2) if path is not None)]
+        check(inputs.count(STANDARD_INPUT) <= 1,
               "standard input (-) can be read once only: name files for the others (--sys is - by default).")
-        for name, is_set in (("order", self.order != 4), ("sacrebleu", self.is_detokenized)):
-            check("bleu" in self.metrics or not is_set,
-                  f"--{name} has no effect without BLEU. Add bleu to --metric, or leave --{name} out.")
+        for name, metric, is_set in (("order", "bleu", self.order != 4), ("sacrebleu", "bleu", self.is_detokenized),
+                                     ("rouge-stemmer", "rouge", self.uses_stemmer),
+                                     ("rouge-separator", "rouge", self.separator is not None),
+                                     ("source", "gleu", self.source is not None), ("m2", "m2", self.m2 is not None)):
+            check(metric in self.metrics or not is_set,
+                  f"--{name} has no effect without {metric.upper()}. Add {metric} to --metric, or leave --{name} out.")
+        check(self.separator != "", "--rouge-separator is empty; give the text that separates sentences, such as '<q>'.")
+        check("gleu" not in self.metrics or self.source is not None,
+              "--metric gleu judges what became of the source: give its file with --source.")
+        check("m2" not in self.metrics or self.m2 is not None, "--metric m2 compares with annotated edits: give --m2 FILE.")
