@@ -23,6 +23,7 @@ from lamina.train.loop import update_seed
 from lamina.train.profile import fill_omegas_
 from lamina.train.ranks import ALONE, Ranks
 from lamina.train.replicated import ReplicatedWeights
+from lamina.train.sharded import ShardedWeights
 from lamina.train.update import Updater
 from lamina.train.weights import FlatWeights
 from tiny import FUSIONS, batch_of, tiny_config, tiny_model
@@ -87,6 +88,13 @@ def replicated(model: Any, dtype: torch.dtype, ranks: Ranks) -> FlatWeights:
     return ReplicatedWeights(model, dtype, ranks, BUCKET_SIZE)
 
 
+def sharded(model: Any, dtype: torch.dtype, ranks: Ranks) -> FlatWeights:
+    return ShardedWeights(model, dtype, ranks)
+
+
+KINDS = {"replicated": replicated, "sharded": sharded}
+
+
 def alone(model: Any, dtype: torch.dtype, ranks: Ranks) -> FlatWeights:
     return FlatWeights(model, dtype)
 
@@ -101,8 +109,9 @@ def _work(local: int, size: int, meeting: str, folder: str) -> None:
     config = RanksConfig(world_size=size, rank=local, init_method=f"file://{meeting}")
     with joined(config, is_on_gpu=False) as ranks:
         for name, model_config in CONFIGS.items():
-            outcome = train_updates(model_config, ranks, replicated)
-            torch.save(tuple(outcome), Path(folder, f"{name}-replicated-{ranks.rank}.pt"))
+            for kind, new_weights in KINDS.items():
+                outcome = train_updates(model_config, ranks, new_weights)
+                torch.save(tuple(outcome), Path(folder, f"{name}-{kind}-{ranks.rank}.pt"))
 
 
 def run_on(size: int, folder: Path) -> None:

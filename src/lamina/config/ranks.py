@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from lamina.config.fields import check, flag
 
-# fairseq's names for ways to add gradients up. Here there is one, whose result is the same.
-DDP_BACKENDS = ("c10d", "no_c10d", "legacy_ddp", "pytorch_ddp")
+# fairseq's names for ways to add gradients up. Here there is one, whose result is the same; and sharding.
+SHARDED = "fully_sharded"
+DDP_BACKENDS = ("c10d", "no_c10d", "legacy_ddp", "pytorch_ddp", SHARDED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +27,11 @@ class RanksConfig:
                               name="device-id", aliases=("local-rank",))
     starts_itself: bool = flag(True, "start one process for each visible GPU", name="distributed-spawn",
                                off_aliases=("distributed-no-spawn",))
-    ddp_backend: str = flag("c10d", "accepted as in the references, all with the same result", choices=DDP_BACKENDS)
+    ddp_backend: str = flag("c10d", f"accepted as in the references, all with the same result; {SHARDED} means --fsdp",
+                            choices=DDP_BACKENDS)
     bucket_cap_mb: int = flag(25, "gradients travel in pieces of about this many megabytes")
+    fsdp: bool = flag(False, "shard weights, gradients and the optimizer's state over the ranks (FSDP2), for models that do "
+                             "not fit on one GPU", aliases=("fully-sharded",))
 
     def __post_init__(self) -> None:
         check(self.world_size is None or self.world_size >= 1,
@@ -38,3 +42,7 @@ class RanksConfig:
               f"--distributed-rank is {self.rank}; with --distributed-world-size {self.world_size} it must lie in "
               f"[0, {self.world_size}).")
         check(self.bucket_cap_mb >= 1, f"--bucket-cap-mb is {self.bucket_cap_mb}; it must be at least 1.")
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.fsdp or self.ddp_backend == SHARDED

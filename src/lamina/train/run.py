@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -231,10 +232,10 @@ class Run:
         validation = self.config.validation
         first: dict[str, float] = {}
         for split, feed in self._valid_feeds.items():
-            batches = feed.batches(rank=self.ranks.rank, size=self.ranks.size)
-            figures = validation_loss(self.model, batches, self.config.optimization.criterion, ranks=self.ranks)
-            figures |= self.task.figures(self.model, feed.batches(rank=self.ranks.rank, size=self.ranks.size), validation,
-                                         self.reporter.note, self.ranks.gather)
+            batches = partial(feed.batches, rank=self.ranks.rank, size=self.ranks.size)
+            with self.updater.weights.whole():
+                figures = validation_loss(self.model, batches(), self.config.optimization.criterion, ranks=self.ranks)
+                figures |= self.task.figures(self.model, batches(), validation, self.reporter.note, self.ranks.gather)
             first = first or figures
             best = self.progress.best
             metric = figures[validation.best_metric]
@@ -301,7 +302,13 @@ class Run:
     def _weights(self) -> FlatWeights:
         options = self.config.ranks
         if self.ranks.size == 1:
+            if options.is_sharded:
+                self.reporter.note("--fsdp has no effect on one rank: it holds all weights")
             return FlatWeights(self.model, self.dtype)
+        if options.is_sharded:
+            from lamina.train.sharded import ShardedWeights  # here, since it takes a second to import
+
+            return ShardedWeights(self.model, self.dtype, self.ranks)
         return ReplicatedWeights(self.model, self.dtype, self.ranks, options.bucket_cap_mb * 2**20 // 4)
 
     def _check_same_start(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,15 @@ from lamina.nn.stack import Runs
 
 # Each parameter starts at a multiple of this many elements, so that kernels can use their widest loads on any of them.
 ALIGNMENT = 64
+
+
+def starts_of(lengths: Sequence[int]) -> tuple[list[int], int]:
+    """Where each piece begins in a flat tensor, and how long that is."""
+    starts, size = [], 0
+    for length in lengths:
+        starts.append(size)
+        size += -(-length // ALIGNMENT) * ALIGNMENT
+    return starts, size
 
 
 class FlatWeights:
@@ -26,10 +36,7 @@ class FlatWeights:
         parameters = dict(model.named_parameters())
         self.names = tuple(parameters)
         self.shapes = tuple(parameter.shape for parameter in parameters.values())
-        self.starts, size = [], 0
-        for parameter in parameters.values():
-            self.starts.append(size)
-            size += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
+        self.starts, size = starts_of([parameter.numel() for parameter in parameters.values()])
         device = next(iter(parameters.values())).device
         self.master = torch.zeros(size, device=device)
         self.is_half = dtype != torch.float32
@@ -79,6 +86,11 @@ class FlatWeights:
     def grad_norms(self) -> Tensor:
         """One norm a parameter, in one multi-tensor kernel; they also tell which gradient was not finite. (P,)"""
         return torch.stack(torch._foreach_norm(self._grad_views))
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Inside, a rank can run the model without the others."""
+        yield
 
     def publish_(self) -> None:
         """Let the model compute with the masters' new values."""
