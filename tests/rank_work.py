@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor
 from torch import multiprocessing as mp
 
+from lamina.cli import main
 from lamina.config.init import Admin
 from lamina.config.model import ModelConfig
 from lamina.config.optim import Nag
@@ -34,6 +38,7 @@ OPTIMIZATION = OptimizationConfig(criterion=LabelSmoothedCrossEntropy(smoothing=
 TOTALS = (8, 5, 1, 3)
 # So small that a tiny model has several buckets, and some parameters have one of their own.
 BUCKET_SIZE = 1500
+PRELOAD = ["lamina.train.run", "lamina.train.sharded", "lamina.commands.generate"]
 
 
 def with_layer_drop(config: ModelConfig, p: float) -> ModelConfig:
@@ -117,8 +122,40 @@ def _work(local: int, size: int, meeting: str, folder: str) -> None:
 def run_on(size: int, folder: Path) -> None:
     """Every configuration in turn on `size` ranks, in processes that are started once."""
     # One process imports torch, which takes seconds, and the others are its copies.
-    multiprocessing.set_forkserver_preload(["lamina.train.run"])
+    multiprocessing.set_forkserver_preload(PRELOAD)
     mp.start_processes(_work, (size, str(folder / "meeting"), str(folder)), nprocs=size, start_method="forkserver")
+
+
+def run_commands(size: int, commands: Sequence[Sequence[str]], folder: Path) -> list[list[int]]:
+    """Command lines on `size` ranks, one after the other, as torchrun would start them; the exit codes of each rank.
+
+    What the ranks print goes to RANK.out and RANK.err in the folder.
+    """
+    ports = [_free_port() for _ in commands]
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    mp.start_processes(_command_work, (size, ports, commands, str(folder)), nprocs=size, start_method="forkserver")
+    return [list(map(int, Path(folder, f"{rank}.codes").read_text().split())) for rank in range(size)]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def _command_work(rank: int, size: int, ports: list[int], commands: Sequence[Sequence[str]], folder: str) -> None:
+    torch.set_num_threads(1)
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(Path(folder, f"{rank}.{name}"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    codes = []
+    for port, words in zip(ports, commands, strict=True):
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="localhost",
+                          MASTER_PORT=str(port))
+        codes.append(main(words))
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()  # as the end of a process that failed
+    sys.stdout.flush()
+    Path(folder, f"{rank}.codes").write_text(" ".join(map(str, codes)))
 
 
 def read(folder: Path, name: str, kind: str, rank: int) -> Outcome:

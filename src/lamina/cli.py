@@ -103,6 +103,8 @@ def guarded(work: Callable[[], int | None]) -> int:
         # The reader of our output (head, less) left: nothing more to say, and nothing wrong with it.
         sys.stderr.close()
         return 0
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

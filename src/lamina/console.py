@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 Advance = Callable[[int], None]
 # In a log file, so that an hour's work leaves a page and not a book.
@@ -18,6 +19,16 @@ def notice(text: str) -> None:
 
 def warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def silence(*, is_on: bool) -> Iterator[None]:
+    """Inside, nothing is shown: for a process whose peer shows it for both."""
+    if not is_on:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ import torch
 from lamina import console
 from lamina.api import Translator, load
 from lamina.config.generate import GenerateConfig, ModelFiles, SplitData
+from lamina.config.ranks import RanksConfig
 from lamina.data.corpus import Example, Languages, ParallelCorpus, load_dictionaries, open_corpus
 from lamina.decode.beam import Search
 from lamina.decode.lines import Describer
@@ -25,12 +26,21 @@ from lamina.decode.trace import Hypothesis
 from lamina.errors import CheckpointError, DataError
 from lamina.metrics.bleu import Bleu
 from lamina.metrics.chrf_ter import Chrf, Ter
+from lamina.train.launch import joined
+from lamina.train.ranks import Ranks
 
 # As in the references, where neither limit is given.
 DEFAULT_MAX_TOKENS = 12000
 
 
 def run(config: GenerateConfig) -> None:
+    """Alone, or as one of several ranks (torchrun), which share the batches; the first prints what all found."""
+    is_on_gpu = torch.cuda.is_available() and not config.files.cpu
+    with joined(RanksConfig(), is_on_gpu=is_on_gpu) as ranks, console.silence(is_on=not ranks.is_first):
+        _generate(config, ranks)
+
+
+def _generate(config: GenerateConfig, ranks: Ranks) -> None:
     # On standard output, unlike other notices: that is where fairseq says it, between results that all carry a mark.
     translator = load_translator(config.files, config.data, say=lambda text: print(f"| {text}"))
     corpus = open_split(config.data, translator, config.files.paths[0],
@@ -39,23 +49,46 @@ def run(config: GenerateConfig) -> None:
     describer = Describer(translator.vocabularies, translator.subwords, config.output)
     hypotheses, references = [], []
     started, num_tokens = time.perf_counter(), 0
+    results = (_described(config, describer, translator, *found)
+               for found in _searched(config, translator, examples, numbers, describer, ranks))
+    if ranks.size > 1:
+        results = (Result(*result) for own in ranks.gather([list(results)]) for result in own)
+    if not ranks.is_first:
+        return
     with _open_output(config) as output:
-        for number, example, found in _in_order(_searched(config, translator, examples, numbers, describer)):
-            source, target = example.source.tolist(), example.target.tolist()
-            described = [describer.hypothesis(number, hypothesis, source) for hypothesis in found]
-            hypotheses.append(described[0].text if config.is_detokenized else described[0].tokens)
-            references.append(describer.reference_text(target) if config.is_detokenized else describer.reference(target))
-            num_tokens += len(found[0].ids)
+        for result in _in_order(results):
+            hypotheses.append(result.hypothesis)
+            references.append(result.reference)
+            num_tokens += result.num_tokens
             if not config.is_quiet:
-                rows = [f"S-{number}\t{describer.join(translator.vocabularies[0].decode(source))}",
-                        f"T-{number}\t{describer.reference(target)}"]
-                output.write("\n".join([*rows, *(line for item in described for line in item.lines)]) + "\n")
+                output.write(result.lines)
         seconds = time.perf_counter() - started
         console.notice(f"translated {len(examples)} sentences ({num_tokens} tokens) in {seconds:.1f} s "
                        f"({len(examples) / seconds:.2f} sentences/s, {num_tokens / seconds:.2f} tokens/s)")
         if not config.score_reference:
             for line in _figures(config, hypotheses, references):
                 output.write(line + "\n")
+
+
+class Result(NamedTuple):
+    """What is printed and scored of one sentence; plain values, which travel between ranks."""
+
+    place: int  # among the sentences translated
+    lines: str
+    hypothesis: str
+    reference: str
+    num_tokens: int
+
+
+def _described(config: GenerateConfig, describer: Describer, translator: Translator, place: int, number: int,
+               example: Example, found: list[Hypothesis]) -> Result:
+    source, target = example.source.tolist(), example.target.tolist()
+    described = [describer.hypothesis(number, hypothesis, source) for hypothesis in found]
+    rows = [f"S-{number}\t{describer.join(translator.vocabularies[0].decode(source))}",
+            f"T-{number}\t{describer.reference(target)}", *(line for item in described for line in item.lines)]
+    return Result(place, "\n".join(rows) + "\n", described[0].text if config.is_detokenized else described[0].tokens,
+                  describer.reference_text(target) if config.is_detokenized else describer.reference(target),
+                  len(found[0].ids))
 
 
 # What a checkpoint of another kind is for.
@@ -130,8 +163,8 @@ def _fitting(config: GenerateConfig, translator: Translator, corpus: ParallelCor
 
 
 def _searched(config: GenerateConfig, translator: Translator, examples: list[Example], numbers: list[int],
-              describer: Describer) -> Iterator[tuple[int, int, Example, list[Hypothesis]]]:
-    """Place, number, pair and hypotheses, in the order in which batches finish."""
+              describer: Describer, ranks: Ranks) -> Iterator[tuple[int, int, Example, list[Hypothesis]]]:
+    """Place, number, pair and hypotheses of this rank's batches, in the order in which they finish."""
     limits = {"max_tokens": config.data.max_tokens, "batch_size": config.data.max_sentences}
     if limits == {"max_tokens": None, "batch_size": None}:
         limits["max_tokens"] = DEFAULT_MAX_TOKENS
@@ -139,26 +172,26 @@ def _searched(config: GenerateConfig, translator: Translator, examples: list[Exa
         if config.score_reference:
             rows = [(example.source, example.target) for example in examples]
             for index, own in score_rows(translator.models, rows, device=translator.device, max_tokens=limits["max_tokens"],
-                                         batch_size=limits["batch_size"]):
+                                         batch_size=limits["batch_size"], choose=ranks.share):
                 ids = examples[index].target.tolist()
                 yield index, numbers[index], examples[index], [Hypothesis(ids, sum(own) / len(ids), own)]
-                advance(1)
+                advance(ranks.size)  # the others are about as far
             return
         search = Search(translator.models, config.search)
         prefixes = [example.target[: config.prefix_size] for example in examples] if config.prefix_size else None
         for found in search_rows(search, [example.source for example in examples], device=translator.device, prefixes=prefixes,
                                  seed=config.files.seed, numbers=numbers, with_attention=describer.needs_attention,
-                                 max_tokens=limits["max_tokens"], batch_size=limits["batch_size"]):
+                                 max_tokens=limits["max_tokens"], batch_size=limits["batch_size"], choose=ranks.share):
             yield found.index, numbers[found.index], examples[found.index], found.hypotheses
-            advance(1)
+            advance(ranks.size)
 
 
-def _in_order(results: Iterator[tuple[int, int, Example, list[Hypothesis]]]) -> Iterator[tuple[int, Example, list[Hypothesis]]]:
+def _in_order(results: Iterator[Result]) -> Iterator[Result]:
     """Batches come by length; lines go out in the order of the file, each as soon as all before it are done."""
-    waiting: dict[int, tuple[int, Example, list[Hypothesis]]] = {}
+    waiting: dict[int, Result] = {}
     place = 0
-    for index, *result in results:
-        waiting[index] = tuple(result)  # type: ignore[assignment]
+    for result in results:
+        waiting[result.place] = result
         while place in waiting:
             yield waiting.pop(place)
             place += 1

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Of rows to decode or to score, where no limit is given.
 DEFAULT_BATCH_SIZE = 64
+# Of batches of row numbers, those to work on here.
+ChooseBatches = Callable[[list[list[int]]], list[list[int]]]
 
 
 class AnyBatch(Protocol):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lamina.data.batching import length_batches, pad_rows
+from lamina.data.batching import ChooseBatches, length_batches, pad_rows
 from lamina.decode.beam import Search
 from lamina.decode.trace import Hypothesis
 
@@ -26,13 +26,14 @@ class Found:
 def search_rows(search: Search, rows: Sequence[np.ndarray], *, device: torch.device | str,
                 prefixes: Sequence[np.ndarray] | None = None, max_tokens: int | None = None, batch_size: int | None = None,
                 seed: int = 1, numbers: Sequence[int] | None = None, with_attention: bool = False,
-                constraints: Sequence[Sequence[Sequence[int]]] | None = None) -> Iterator[Found]:
+                constraints: Sequence[Sequence[Sequence[int]]] | None = None, choose: ChooseBatches = list) -> Iterator[Found]:
     """Each row's hypotheses, batch by batch: similar lengths together, the longest first.
 
     `constraints` are phrases for each row, as ids: every hypothesis contains them.
+    `choose` leaves out batches that others search.
     `numbers` are the rows' places in the whole text, if that is longer: with `seed` they decide what sampling draws.
     """
-    for indices in length_batches(rows, max_tokens, batch_size):
+    for indices in choose(length_batches(rows, max_tokens, batch_size)):
         source = torch.from_numpy(pad_rows([rows[index] for index in indices])).to(device)
         prefix = None
         if prefixes is not None and any(len(prefixes[index]) for index in indices):

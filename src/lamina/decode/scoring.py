@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.data.batching import length_batches, pad_rows
+from lamina.data.batching import ChooseBatches, length_batches, pad_rows
 from lamina.nn.adaptive import AdaptiveHead
 from lamina.nn.heads import Term, log_probs, normalise
 from lamina.text.vocabulary import EOS
@@ -22,12 +22,14 @@ CHUNK_SIZE = 2**25
 
 
 def score_rows(models: Sequence[Any], rows: Sequence[tuple[np.ndarray, ...]], *, device: torch.device | str,
-               max_tokens: int | None = None, batch_size: int | None = None) -> Iterator[tuple[int, list[float]]]:
+               max_tokens: int | None = None, batch_size: int | None = None,
+               choose: ChooseBatches = list) -> Iterator[tuple[int, list[float]]]:
     """Each row's index and the log-probabilities of its target's tokens, batch by batch: the longest first.
 
     A row is what the model reads before the target, if anything, and the target: (source, target), or (text,).
+    `choose` leaves out batches that others score.
     """
-    for indices in length_batches([max(row, key=len) for row in rows], max_tokens, batch_size):
+    for indices in choose(length_batches([max(row, key=len) for row in rows], max_tokens, batch_size)):
         *read, targets = zip(*(rows[index] for index in indices), strict=True)
         target_in, target_out = pad_targets([target.tolist() for target in targets], device)
         inputs = [torch.from_numpy(pad_rows(side)).to(device) for side in read]
