@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lamina import console, provenance
-from lamina.errors import LaminaError, StopSignal
+from lamina.errors import AlreadyToldError, LaminaError, StopSignal
 
 
 class Command(NamedTuple):
@@ -96,6 +96,8 @@ def guarded(work: Callable[[], int | None]) -> int:
     except StopSignal as stop:
         print(f"| {stop}", file=sys.stderr)
         return stop.exit_code
+    except AlreadyToldError as error:
+        return error.code
     except LaminaError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -103,8 +105,6 @@ def guarded(work: Callable[[], int | None]) -> int:
         # The reader of our output (head, less) left: nothing more to say, and nothing wrong with it.
         sys.stderr.close()
         return 0
-    except SystemExit as error:
-        return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -29,6 +29,14 @@ class RankError(LaminaError):
     """A process of a run on several GPUs is missing; the last good checkpoint is on disk."""
 
 
+class AlreadyToldError(LaminaError):
+    """Another process has told what was wrong; only the exit status is left to say."""
+
+    def __init__(self, code: int = 2) -> None:
+        super().__init__("another process has told what was wrong")
+        self.code = code
+
+
 class MemoryShortageError(LaminaError):
     """The device's memory does not hold what was asked for; the last good checkpoint is on disk."""
 

@@ -27,7 +27,7 @@ def generate(data, path, folder, *flags):
 def runs(tmp_path_factory):
     """Every command that a test below looks at, in two processes that are started once."""
     folder = tmp_path_factory.mktemp("ranks")
-    data = make_data(folder, num_lines=44)
+    data = make_data(folder, num_lines=48)
     assert main(train(data, folder / "one", "--max-epoch", "2", "--update-freq", "2")) == 0
     assert main(train(data, folder / "first-alone", "--max-update", "3", "--update-freq", "2")) == 0
     best = folder / "one" / "checkpoint_best.pt"
@@ -94,8 +94,9 @@ def test_generating(runs, kind):
 
 
 def test_one_rank_speaks(runs):
-    _, folder = runs
+    data, folder = runs
     lines = (folder / "0.out").read_text().splitlines()
+    assert f"| {data}/train: 48 pairs in 9 batches, 5.2 % padding" in lines
     assert "| effective batch: up to 80 tokens (max-tokens 40 x update-freq 1 x 2 ranks)" in lines
     assert (folder / "1.out").read_text() == ""
     errors = [line for rank in range(2) for line in (folder / f"{rank}.err").read_text().splitlines() if "error" in line]

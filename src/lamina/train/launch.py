@@ -14,7 +14,7 @@ import torch
 from torch import distributed as dist
 
 from lamina.config.ranks import RanksConfig
-from lamina.errors import ConfigError, RankError
+from lamina.errors import AlreadyToldError, ConfigError, RankError
 from lamina.train.ranks import ALONE, Ranks
 
 # A rank that waits this long for another is told so. Rank 0 may validate or write for a while; nothing takes an hour.
@@ -88,7 +88,8 @@ def start_ranks(number: int, command: Callable[[Any], None], config: Any) -> Non
         elastic_launch(settings, run_rank)(command, config)
     except ChildFailedError as error:
         codes = sorted({failure.exitcode for failure in error.failures.values()})
-        raise SystemExit(2 if 2 in codes else codes[0] if codes[0] > 0 else 128 - codes[0]) from None
+        # A signal is a negative number there, and 128 and more in a shell.
+        raise AlreadyToldError(2 if 2 in codes else codes[0] if codes[0] > 0 else 128 - codes[0]) from None
 
 
 def run_rank(command: Callable[[Any], None], config: Any) -> None:
@@ -120,7 +121,7 @@ def joined(config: RanksConfig, *, is_on_gpu: bool) -> Iterator[Ranks]:
     except Exception as error:
         if not ranks.is_first_to_fail():
             # Another rank has told why; this one only noticed that it was gone.
-            raise SystemExit(2) from None
+            raise AlreadyToldError from None
         if isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error)):
             raise RankError(f"rank {place.rank} lost contact with another rank, which was killed or cannot be reached. "
                             "Checkpoints written so far are whole: the same command goes on from them.") from error
