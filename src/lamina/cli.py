@@ -28,6 +28,8 @@ COMMANDS = {
                        "average the weights of several checkpoints into one"),
     "convert": Command("lamina.config.convert:ConvertConfig", "lamina.commands.convert:run",
                        "turn a checkpoint of fairseq or its forks into one of Lamina"),
+    "export": Command("lamina.config.export:ExportConfig", "lamina.commands.export:run",
+                      "write a model for others: safetensors, fairseq or CTranslate2, with a model card"),
     "fold": Command("lamina.config.fold:FoldConfig", "lamina.commands.fold:run",
                     "turn a model trained with Admin into a plain Transformer with the same outputs"),
     "prune": Command("lamina.config.prune:PruneConfig", "lamina.commands.prune:run",

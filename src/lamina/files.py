@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -66,3 +67,20 @@ def replace_durably(part: Path, path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to write into, beside `path`; it becomes `path` when the block ends, unless the block fails."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise DataError(f"{path} is there already and not empty. Choose another folder, or remove it.")
+    part = part_of(path)
+    try:
+        part.mkdir(parents=True)
+        yield part
+        os.replace(part, path)
+    except OSError as error:
+        raise DataError(f"{path} could not be written: {error.strerror or error}. Free some space or write it "
+                        "elsewhere.") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

@@ -22,7 +22,7 @@ from lamina.checkpoint.format import Checkpoint
 from lamina.checkpoint.prune import Keep, prune_checkpoint
 from lamina.config.fields import flatten
 from lamina.config.presets import PRESETS
-from lamina.data.folder import dictionary_name, read_manifest
+from lamina.data.folder import dictionary_name
 from lamina.errors import CheckpointError, ConfigError
 from lamina.interop.fairseq import Described, copy_parameters_, describe_model, is_buffer
 from lamina.text.subword import Whitespace, load_subwords, subword_to_dict
@@ -225,9 +225,8 @@ _TABLES = {"translation": ("encoder.embed_tokens.weight", "decoder.embed_tokens.
 
 
 def _subword(dictionary: Path, language: str) -> dict[str, Any]:
-    """Text of a folder that fairseq made was segmented before; one that `lamina preprocess` made says how."""
-    folder = dictionary.parent
-    stored = load_subwords(folder) if read_manifest(folder) is not None else {}
+    """Text of a folder that fairseq made was segmented before; one that Lamina made says how."""
+    stored = load_subwords(dictionary.parent)
     return subword_to_dict(stored.get(language, stored.get("", Whitespace())))
 
 

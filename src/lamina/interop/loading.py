@@ -1,4 +1,4 @@
-"""A checkpoint from wherever a path leads: a file of ours, or one of fairseq's."""
+"""A checkpoint from wherever a path leads: a file of ours, an exported folder, or a file of fairseq's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from lamina.checkpoint.format import Checkpoint, checkpoint_of, read_archive
 from lamina.errors import CheckpointError
 from lamina.interop.fairseq_file import READABLE, DictionaryPlaces, checkpoint_from_fairseq, is_fairseq
+from lamina.interop.folder import read_folder
 
 Notice = Callable[[str], object]
 
@@ -18,6 +19,8 @@ Notice = Callable[[str], object]
 def load_any(path: str | Path, device: torch.device | str = "cpu", *, places: DictionaryPlaces | None = None,
              notice: Notice = lambda _: None) -> Checkpoint:
     """`places` says where the dictionaries of a foreign checkpoint lie, besides its own folder; `notice` hears remarks."""
+    if Path(path).is_dir():
+        return read_folder(Path(path), device)
     content = read_archive(path, device, READABLE)
     return checkpoint_of(content, path) if _is_ours(content) else _from_foreign(content, path, places, notice)
 

@@ -1,0 +1,58 @@
+"""`lamina export`: a model in a folder, for others to use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lamina import console
+from lamina.config.export import ExportConfig
+
+if TYPE_CHECKING:
+    from lamina.checkpoint.format import Checkpoint
+
+_USES = {
+    "safetensors": 'In Python, `lamina.load("{folder}")`; on the command line, `--path {folder}`. The weights are in\n'
+                   "`model.safetensors` under the names that config.json's model has in Lamina.",
+    "fairseq": "`fairseq-generate DATA --path {folder}/model.pt`, where DATA was made with the dictionaries in this folder.\n"
+               "Lamina takes the file too.",
+    "ctranslate2": "```python\nimport ctranslate2\n\ntranslator = ctranslate2.Translator(\"{folder}\")\n"
+                   'translator.translate_batch([["pieces", "of", "a", "sentence"]], beam_size=4)\n```\n\n'
+                   "Pieces are those of the subword models in this folder; `</s>` is added by itself.",
+}
+
+
+def run(config: ExportConfig) -> None:
+    # Here, not above: a missing --output is refused without loading torch.
+    from lamina.files import whole_folder
+    from lamina.interop.card import model_card
+    from lamina.interop.fairseq_file import DictionaryPlaces
+    from lamina.interop.loading import load_any
+
+    path, output = Path(config.checkpoint), Path(config.output)
+    checkpoint = load_any(path, places=DictionaryPlaces.of(config.dict_dir), notice=console.notice)
+    with whole_folder(output) as folder:
+        written = _write(config.format, folder, checkpoint)
+        usage = _USES[config.format].replace("{folder}", output.name)
+        (folder / "README.md").write_text(model_card(written, output.name, usage), encoding="utf-8")
+        names = sorted(file.name for file in folder.iterdir())
+    print(f"| wrote {output}: {', '.join(names)}")
+
+
+def _write(kind: str, folder: Path, checkpoint: Checkpoint) -> Checkpoint:
+    """What was written, which may not be what was read."""
+    import torch
+
+    from lamina.interop.ctranslate2 import write_ctranslate2
+    from lamina.interop.folder import write_folder, write_texts
+    from lamina.interop.to_fairseq import fairseq_content
+
+    if kind == "safetensors":
+        write_folder(folder, checkpoint)
+        return checkpoint
+    if kind == "fairseq":
+        torch.save(fairseq_content(checkpoint), folder / "model.pt")
+    else:
+        checkpoint = write_ctranslate2(folder, checkpoint, console.notice)
+    write_texts(folder, checkpoint)
+    return checkpoint

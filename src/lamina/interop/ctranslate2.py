@@ -1,0 +1,131 @@
+"""A checkpoint of ours for CTranslate2, which runs plain encoder-decoder Transformers fast and without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lamina.checkpoint.fold import fold_checkpoint
+from lamina.checkpoint.format import Checkpoint
+from lamina.config.fusion import NoSurface
+from lamina.config.init import DefaultInit, ReZeroInit
+from lamina.config.model import ModelConfig
+from lamina.errors import CheckpointError
+from lamina.nn.layout import FIRST_POSITION
+from lamina.nn.positions import num_rows, sinusoid_table
+
+if TYPE_CHECKING:
+    from ctranslate2.specs import TransformerSpec
+
+# By the names of CTranslate2's enumeration.
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_fast": "GELUTanh", "gelu_accurate": "GELUTanh", "silu": "SWISH",
+               "tanh": "Tanh"}
+# Its vocabularies call padding so.
+_BLANK = {"<pad>": "<blank>"}
+
+
+def write_ctranslate2(folder: Path, checkpoint: Checkpoint, notice: Callable[[str], object]) -> Checkpoint:
+    """Write the model; scaled residuals are folded first. The checkpoint that was written, then."""
+    check_representable(checkpoint)
+    if not isinstance(checkpoint.model_config().init, DefaultInit):
+        notice(f"{checkpoint.config['init-type']} residuals are folded into plain ones")
+        checkpoint = fold_checkpoint(checkpoint)
+    spec = build_spec(checkpoint)
+    spec.validate()
+    spec.optimize()
+    spec.save(str(folder))
+    return checkpoint
+
+
+def check_representable(checkpoint: Checkpoint) -> None:
+    """Why CTranslate2 could not compute this model, as an error."""
+    config = checkpoint.model_config()
+    reason = ""
+    if checkpoint.task != "translation":
+        reason = f"it is exported for translation alone, and this model is of --task {checkpoint.task}"
+    elif not isinstance(config.surface, NoSurface):
+        reason = ("SurfaceFusion mixes a second distribution, read off the source embeddings, into the softmax, and "
+                  "CTranslate2's decoder has one output")
+    elif config.memory.is_transparent or config.memory.is_layer_wise:
+        reason = ("its decoder layers read different states of the encoder, and CTranslate2 gives all of them the encoder's "
+                  "output")
+    elif isinstance(config.init, ReZeroInit):
+        reason = "--init-type rezero has no LayerNorm, which CTranslate2's layers always apply"
+    elif config.activation not in ACTIVATIONS:
+        reason = f"it has no --activation-fn {config.activation}; it has {', '.join(ACTIVATIONS)}"
+    if reason:
+        raise CheckpointError(f"the model cannot be exported for CTranslate2: {reason}. Export it as "
+                              "safetensors, or use Lamina.")
+
+
+def build_spec(checkpoint: Checkpoint) -> TransformerSpec:
+    try:
+        from ctranslate2.specs import TransformerSpec, common_spec
+        from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
+    except ImportError:
+        raise CheckpointError("--format ctranslate2 needs the package ctranslate2: pip install "
+                              "'lamina[ctranslate2]'.") from None
+    config = checkpoint.model_config()
+    weights = {name: weight.float().cpu().numpy() for name, weight in checkpoint.weights.items()}
+    shared = {"activation": getattr(common_spec.Activation, ACTIVATIONS[config.activation]),
+              "layernorm_embedding": config.embedding.has_norm}
+    encoder = TransformerEncoderSpec(config.encoder.num_layers, config.encoder.num_heads, pre_norm=config.encoder.is_pre_norm,
+                                     **shared)
+    decoder = TransformerDecoderSpec(config.decoder.num_layers, config.decoder.num_heads, pre_norm=config.decoder.is_pre_norm,
+                                     **shared)
+    _fill_stack(encoder, config, weights, "encoder")
+    _fill_stack(decoder, config, weights, "decoder")
+    decoder.projection.weight = weights.get("head.table.weight", decoder.embeddings.weight)
+    spec = TransformerSpec(encoder, decoder)
+    source, target = ([_BLANK.get(symbol, symbol) for symbol in vocabulary.symbols] for vocabulary in checkpoint.vocabularies())
+    spec.register_source_vocabulary(source)
+    spec.register_target_vocabulary(target)
+    # As in training: a source ends in </s>, and </s> is what the decoder reads first.
+    spec.config.add_source_eos = True
+    spec.config.decoder_start_token = spec.config.eos_token
+    return spec
+
+
+def _fill_stack(spec: Any, config: ModelConfig, weights: dict[str, np.ndarray], side: str) -> None:
+    embedding = "source_embedding" if side == "encoder" else "target_embedding"
+    table = weights.get(f"{embedding}.table.weight", weights["source_embedding.table.weight"])
+    (spec.embeddings[0] if side == "encoder" else spec.embeddings).weight = table
+    spec.scale_embeddings = math.sqrt(table.shape[1]) if config.embedding.is_scaled else 1.0
+    spec.position_encodings.encodings = _positions(config, weights, side, embedding, table.shape[1])
+    if config.embedding.has_norm:
+        _fill_norm(spec.layernorm_embedding, weights, f"{embedding}.norm")
+    if f"{side}.norm.weight" in weights:
+        _fill_norm(spec.layer_norm, weights, f"{side}.norm")
+    for number, layer in enumerate(spec.layer):
+        name = f"{side}.layers.{number}"
+        for part, linear in enumerate(("in_proj", "out_proj")):
+            _fill_linear(layer.self_attention.linear[part], weights, f"{name}.attention.{linear}")
+        _fill_norm(layer.self_attention.layer_norm, weights, f"{name}.attn_residual.norm")
+        if side == "decoder":
+            for part, linear in enumerate(("q_proj", "kv_proj", "out_proj")):
+                _fill_linear(layer.attention.linear[part], weights, f"{name}.cross_attention.{linear}")
+            _fill_norm(layer.attention.layer_norm, weights, f"{name}.cross_residual.norm")
+        _fill_linear(layer.ffn.linear_0, weights, f"{name}.ffn.fc1")
+        _fill_linear(layer.ffn.linear_1, weights, f"{name}.ffn.fc2")
+        _fill_norm(layer.ffn.layer_norm, weights, f"{name}.ffn_residual.norm")
+
+
+def _positions(config: ModelConfig, weights: dict[str, np.ndarray], side: str, embedding: str, dim: int) -> np.ndarray:
+    """From the first position of a token on. (P, D)"""
+    limit = config.embedding.max_source_positions if side == "encoder" else config.embedding.max_target_positions
+    if not config.embedding.has_positions:
+        return np.zeros((limit, dim), dtype=np.float32)
+    table = weights.get(f"{embedding}.positions.weight")
+    return (sinusoid_table(num_rows(limit), dim).numpy() if table is None else table)[FIRST_POSITION:]
+
+
+def _fill_linear(spec: Any, weights: dict[str, np.ndarray], name: str) -> None:
+    spec.weight, spec.bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+
+
+def _fill_norm(spec: Any, weights: dict[str, np.ndarray], name: str) -> None:
+    spec.gamma, spec.beta = weights[f"{name}.weight"], weights[f"{name}.bias"]

@@ -1,0 +1,141 @@
+"""A checkpoint of ours in fairseq's names and layout, for the models that fairseq has too."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lamina.checkpoint.format import Checkpoint
+from lamina.config.fusion import NoSurface
+from lamina.config.init import DefaultInit
+from lamina.config.model import ModelConfig
+from lamina.errors import CheckpointError
+from lamina.interop.fairseq import places
+
+# Below 3, fairseq takes a stack for one without its last norm.
+_VERSION = 3.0
+_SELF, _CROSS = "self_attn", "encoder_attn"
+_IN_LAYER = {
+    "attention.in_proj": [f"{_SELF}.{which}_proj" for which in "kvq"],
+    "attention.out_proj": [f"{_SELF}.out_proj"],
+    "attn_residual.norm": [f"{_SELF}_layer_norm"],
+    "cross_attention.kv_proj": [f"{_CROSS}.k_proj", f"{_CROSS}.v_proj"],
+    "cross_attention.q_proj": [f"{_CROSS}.q_proj"],
+    "cross_attention.out_proj": [f"{_CROSS}.out_proj"],
+    "cross_residual.norm": [f"{_CROSS}_layer_norm"],
+    "ffn.fc1": ["fc1"],
+    "ffn.fc2": ["fc2"],
+    "ffn_residual.norm": ["final_layer_norm"],
+}
+_OUTSIDE = {
+    "source_embedding.table": "encoder.embed_tokens",
+    "source_embedding.positions": "encoder.embed_positions",
+    "source_embedding.norm": "encoder.layernorm_embedding",
+    "encoder.norm": "encoder.layer_norm",
+    "target_embedding.table": "decoder.embed_tokens",
+    "target_embedding.positions": "decoder.embed_positions",
+    "target_embedding.norm": "decoder.layernorm_embedding",
+    "target_embedding.project": "decoder.project_in_dim",
+    "decoder.norm": "decoder.layer_norm",
+    "head.project": "decoder.project_out_dim",
+}
+_LAYER = re.compile(r"((?:encoder|decoder)\.layers\.\d+)\.(.+)")
+
+
+def check_plain(checkpoint: Checkpoint) -> None:
+    """Why fairseq's own code could not compute this model, as an error."""
+    config = checkpoint.model_config()
+    reason = ""
+    if checkpoint.task not in ("translation", "language_modeling"):
+        reason = f"a model of --task {checkpoint.task} is not written in its layout; translation and language models are"
+    elif not isinstance(config.surface, NoSurface) or config.memory.is_transparent or config.memory.is_layer_wise:
+        reason = "it has no fusion of encoder layers or of the source embeddings"
+    elif not isinstance(config.init, DefaultInit):
+        reason = "it has no scaled residuals. `lamina fold` turns them into plain ones"
+    elif config.lm.is_adaptive or config.lm.softmax_cutoff:
+        reason = "adaptive vocabularies are not written in its layout"
+    if reason:
+        raise CheckpointError(f"the model cannot be exported for fairseq: {reason}.")
+
+
+def fairseq_content(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What a checkpoint file of fairseq 0.9 holds; later ones read it too."""
+    check_plain(checkpoint)
+    updates = int(checkpoint.training.get("progress", {}).get("updates", 0))
+    history = {"criterion_name": "CrossEntropyCriterion", "optimizer_name": "FairseqAdam", "lr_scheduler_state": {},
+               "num_updates": updates}
+    return {"args": argparse.Namespace(**fairseq_args(checkpoint)), "model": state_dict(checkpoint),
+            "optimizer_history": [history], "last_optimizer_state": None,
+            "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}}}
+
+
+def state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    sides = ("encoder", "decoder") if checkpoint.task == "translation" else ("decoder",)
+    found = {f"{side}.version": torch.tensor([_VERSION]) for side in sides}
+    for name, weight in checkpoint.weights.items():
+        for theirs in _names(name):
+            (place,) = places(theirs)
+            assert place.name == name, (name, place.name)
+            found[theirs] = place.view(weight).clone()
+    config = checkpoint.model_config()
+    if config.embedding.share_all:
+        found["decoder.embed_tokens.weight"] = found["encoder.embed_tokens.weight"]
+    if "head.table.weight" in checkpoint.weights:
+        # 0.9's name for an output of its own; later versions rename it on loading.
+        found["decoder.embed_out"] = checkpoint.weights["head.table.weight"].clone()
+    return found
+
+
+def _names(name: str) -> list[str]:
+    """fairseq's for one of our parameters; none for the output table, which depends on what it is shared with."""
+    stem, _, kind = name.rpartition(".")
+    if stem == "head.table":
+        return []
+    if match := _LAYER.fullmatch(stem):
+        return [f"{match[1]}.{theirs}.{kind}" for theirs in _IN_LAYER[match[2]]]
+    return [f"{_OUTSIDE[stem]}.{kind}"]
+
+
+def fairseq_args(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The arguments that build the model there, defaults included."""
+    config = checkpoint.model_config()
+    is_translation = checkpoint.task == "translation"
+    args = _common_args(config) | _stack_args(config, "decoder")
+    if is_translation:
+        source, target = checkpoint.languages
+        args |= {"arch": "transformer", "task": "translation", "source_lang": source, "target_lang": target,
+                 "left_pad_source": True, "left_pad_target": False, "share_all_embeddings": config.embedding.share_all,
+                 "max_source_positions": config.embedding.max_source_positions,
+                 "decoder_input_dim": config.decoder.model_dim, "decoder_output_dim": config.decoder.model_dim,
+                 **_stack_args(config, "encoder")}
+    else:
+        args |= {"arch": "transformer_lm", "task": "language_modeling", "tokens_per_sample": args["max_target_positions"],
+                 "decoder_input_dim": config.lm.input_dim or config.decoder.model_dim,
+                 "decoder_output_dim": config.lm.output_dim or config.decoder.model_dim,
+                 "no_decoder_final_norm": not config.lm.has_final_norm, "character_embeddings": False,
+                 "add_bos_token": False, "self_target": False, "future_target": False, "past_target": False,
+                 "output_dictionary_size": -1, "sample_break_mode": "none"}
+    return args
+
+
+def _common_args(config: ModelConfig) -> dict[str, Any]:
+    embedding, dropout = config.embedding, config.dropout
+    return {"dropout": dropout.dropout_p, "attention_dropout": dropout.attention_p, "activation_dropout": dropout.activation_p,
+            "activation_fn": config.activation, "adaptive_input": False, "adaptive_softmax_cutoff": None,
+            "adaptive_softmax_dropout": 0, "no_token_positional_embeddings": not embedding.has_positions,
+            "no_scale_embedding": not embedding.is_scaled, "layernorm_embedding": embedding.has_norm,
+            "share_decoder_input_output_embed": embedding.share_decoder or embedding.share_all,
+            "max_target_positions": embedding.max_target_positions, "criterion": "cross_entropy", "optimizer": "adam",
+            "no_cross_attention": False, "cross_self_attention": False, "data": ""}
+
+
+def _stack_args(config: ModelConfig, side: str) -> dict[str, Any]:
+    stack = getattr(config, side)
+    return {f"{side}_layers": stack.num_layers, f"{side}_embed_dim": stack.model_dim, f"{side}_ffn_embed_dim": stack.ffn_dim,
+            f"{side}_attention_heads": stack.num_heads, f"{side}_normalize_before": stack.is_pre_norm,
+            f"{side}_learned_pos": stack.has_learned_positions, f"{side}_layerdrop": stack.layer_drop_p,
+            f"{side}_layers_to_keep": None, f"{side}_embed_path": None}
