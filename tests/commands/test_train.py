@@ -15,7 +15,7 @@ from golden_files import GOLDEN
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
 from lamina.train.signals import StopWish
-from tiny import TINY_FLAGS, make_data
+from tiny import TINY_FLAGS, make_data, write_text
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,48 @@ def test_a_run_from_start_to_end(data, tmp_path, capsys):
     assert checkpoint.training["progress"]["epoch"] == 3
     assert checkpoint.metrics.keys() == {"loss", "nll_loss", "ppl", "bleu"}
     assert "<s>" not in checkpoint.dictionaries[0]
+
+
+def test_rouge_at_validation(data, tmp_path, capsys):
+    pytest.importorskip("rouge_score")
+    assert train(data, tmp_path, "--max-epoch", "2", "--eval-rouge", "--eval-bleu-print-samples", "--best-checkpoint-metric",
+                 "rouge1") == 0
+    out = capsys.readouterr().out
+    assert "| ROUGE at validation: nrefs:1|best:max|stemmer:no|" in out
+    assert re.search(r"\| rouge1 [\d.]+ \| rouge2 [\d.]+ \| rougeL [\d.]+ \| rougeLsum [\d.]+ \| best_rouge1 [\d.]+", out)
+    assert "translation: " in out
+    assert "bleu" not in last(tmp_path).metrics
+    assert 0 <= last(tmp_path).metrics["rougeL"] <= last(tmp_path).metrics["rouge1"] <= 100
+
+
+def test_rouge_without_its_package_is_an_error_before_training(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    assert train(data, tmp_path, "--max-epoch", "1", "--eval-rouge") == 2
+    assert "pip install 'lamina[rouge]'" in capsys.readouterr().err
+    assert not (tmp_path / "checkpoint_last.pt").exists()
+
+
+@pytest.mark.parametrize("positions", ["", "--encoder-learned-pos"])
+def test_long_sources_are_cut(tmp_path, capsys, positions):
+    """From text to summaries, with sources of 40 words and room for 12; the pairs are all used."""
+    text = write_text(tmp_path / "text")
+    for split in ("train", "valid"):
+        write_text(text, 20, split=split)
+        sources = (text / f"{split}.en").read_text().splitlines()
+        (text / f"{split}.en").write_text("".join(" ".join([source] * 20)[:200].rsplit(" ", 1)[0] + "\n" for source in sources))
+    folder = str(tmp_path / "long")
+    assert main(["preprocess", "-s", "en", "-t", "xx", "--trainpref", f"{text}/train", "--validpref", f"{text}/valid",
+                 "--destdir", folder, "--workers", "1", "--joined-dictionary"]) == 0
+    flags = ["--max-source-positions", "12", "--max-target-positions", "40", "--max-update", "2", *positions.split()]
+    assert train(folder, tmp_path / "refused", *flags) == 2
+    assert "longer than 12 source" in capsys.readouterr().err
+    assert train(folder, tmp_path / "out", *flags, "--truncate-source", "--eval-bleu") == 0
+    model = str(tmp_path / "out" / "checkpoint_last.pt")
+    assert main(["generate", folder, "--path", model, "--gen-subset", "valid", "--beam", "2",
+                 "--truncate-source", "--max-len-b", "5"]) == 0
+    out = capsys.readouterr().out
+    assert sum(line.startswith("H-") for line in out.splitlines()) == 20
+    assert all(len(line.split("\t")[1].split()) <= 12 for line in out.splitlines() if line.startswith("S-"))
 
 
 def test_the_loss_falls(data, tmp_path, capsys):

@@ -97,6 +97,7 @@ def test_a_missing_recipe():
     (["--encoder-attention-heads", "7"], "cannot be split over 7"),
     (["--encoder-layers", "0"], "at least 1"),
     (["--best-checkpoint-metric", "bleu"], "--eval-bleu"),
+    (["--best-checkpoint-metric", "rougeL", "--eval-bleu"], "add --eval-rouge"),
     (["--cross-self-attention"], "not supported"),
     (["--sf-gate", "0.8"], "has no effect with --surfacefusion none; it belongs to --surfacefusion att or mean or max"),
     (["--surfacefusion", "att", "--sf-gate", "1.0"], "where 0 means a learned gate"),

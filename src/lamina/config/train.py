@@ -109,7 +109,8 @@ class PrecisionConfig:
             check(getattr(self, name) > 0, f"--{name.replace('_', '-')} must be above 0.")
 
 
-LARGER_IS_BETTER = ("bleu", "accuracy", "f1", "pearson")
+ROUGE_KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+LARGER_IS_BETTER = ("bleu", *ROUGE_KINDS, "accuracy", "f1", "pearson")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,13 +123,15 @@ class ValidationConfig:
                                  name="validate-interval-updates", needs="!disable-validation")
     eval_bleu: bool = flag(False, "translate the validation set (greedily) and report BLEU", needs="!disable-validation",
                            tasks=("translation",))
-    remove_bpe: str | None = flag(None, "join subwords at this mark before BLEU: `@@ ` if given bare, `sentencepiece`; "
-                                        "known by itself for data made with --subword", name="eval-bleu-remove-bpe",
-                                  metavar="[MARK]", bare_value="@@ ", needs="eval-bleu")
+    eval_rouge: bool = flag(False, "summarize the validation set (greedily) and report ROUGE-1, 2, L and L-sum, F1 without "
+                                   "stemming; needs pip install 'lamina[rouge]'", needs="!disable-validation",
+                            tasks=("translation",), paper="Lin 2004")
+    remove_bpe: str | None = flag(None, "join subwords at this mark before BLEU and ROUGE: `@@ ` if given bare, "
+                                        "`sentencepiece`; known by itself for data made with --subword",
+                                  name="eval-bleu-remove-bpe", metavar="[MARK]", bare_value="@@ ")
     is_tokenized: bool = flag(False, "BLEU on tokens as they stand instead of sacreBLEU's 13a", name="eval-tokenized-bleu",
                               needs="eval-bleu")
-    print_samples: bool = flag(False, "show a sample translation at each validation", name="eval-bleu-print-samples",
-                               needs="eval-bleu")
+    print_samples: bool = flag(False, "show a sample translation at each validation", name="eval-bleu-print-samples")
     best_metric: str = flag("loss", "what decides checkpoint_best.pt", name="best-checkpoint-metric",
                             choices=("loss", "nll_loss", "ppl", *LARGER_IS_BETTER), needs="!disable-validation")
     is_maximized: bool = flag(False, f"larger is better; implied by {', '.join(LARGER_IS_BETTER)}",
@@ -141,6 +144,11 @@ class ValidationConfig:
         check(self.interval_updates >= 0, "--validate-interval-updates must be 0 (off) or above.")
         check(self.best_metric != "bleu" or self.eval_bleu,
               "--best-checkpoint-metric bleu needs BLEU at validation: add --eval-bleu.")
+        check(self.best_metric not in ROUGE_KINDS or self.eval_rouge,
+              f"--best-checkpoint-metric {self.best_metric} needs ROUGE at validation: add --eval-rouge.")
+        for name, is_set in (("remove-bpe", self.remove_bpe is not None), ("print-samples", self.print_samples)):
+            check(not is_set or self.eval_bleu or self.eval_rouge,
+                  f"--eval-bleu-{name} has no effect without --eval-bleu or --eval-rouge. Add one, or leave it out.")
         check(not self.is_maximized or self.best_metric in LARGER_IS_BETTER,
               f"--maximize-best-checkpoint-metric would keep the worst model by {self.best_metric}. Leave it out, or choose "
               f"--best-checkpoint-metric {' or '.join(LARGER_IS_BETTER)}.")

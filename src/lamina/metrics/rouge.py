@@ -48,7 +48,7 @@ class Rouge:
             for kind in KINDS:
                 sums[kind] += found[kind].fmeasure
         return RougeScore({kind: 100 * total / len(hypotheses) for kind, total in sums.items()},
-                          self._signature(len(references)))
+                          self.signature(len(references)))
 
     def sentence(self, hypothesis: str, references: Sequence[str]) -> RougeScore:
         return self.corpus([hypothesis], [[reference] for reference in references])
@@ -59,7 +59,7 @@ class Rouge:
             return summary.replace(self.separator, "\n")
         return SENTENCE_END.sub("\n", summary)
 
-    def _signature(self, num_references: int) -> str:
+    def signature(self, num_references: int) -> str:
         from importlib.metadata import version
 
         return (f"nrefs:{num_references}|best:max|stemmer:{'yes' if self.uses_stemmer else 'no'}|"

@@ -20,6 +20,7 @@ from lamina.decode.beam import Search
 from lamina.errors import ConfigError
 from lamina.init.pretrained import load_embeddings_
 from lamina.metrics.bleu import corpus_bleu
+from lamina.metrics.rouge import Rouge
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.tasks.base import Gather, Task
 from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown, join_pieces
@@ -31,7 +32,7 @@ GREEDY = SearchConfig(beam=1, max_length_factor=2.0, max_length_offset=20)
 
 
 class Translation(Task):
-    """Sentence pairs of two languages; BLEU judges, where it is asked for."""
+    """Sentence pairs of two languages; BLEU or ROUGE judges, where it is asked for."""
 
     name = "translation"
     languages: Languages
@@ -68,8 +69,8 @@ class Translation(Task):
 
     def figures(self, model: nn.Module, batches: Iterable[AnyBatch], config: ValidationConfig, note: Callable[[str], Any],
                 gather: Gather) -> dict[str, float]:
-        """BLEU of greedy translations, if asked for, and a sample of them."""
-        if not config.eval_bleu:
+        """BLEU and ROUGE of greedy translations, if asked for, and a sample of them."""
+        if not (config.eval_bleu or config.eval_rouge):
             return {}
         assert isinstance(model, EncoderDecoder)
         search = Search([model.eval()], GREEDY)
@@ -84,7 +85,12 @@ class Translation(Task):
                 note(f"reference:   {answers[0]}")
             results.append((texts, answers))
         hypotheses, references = (list(chain.from_iterable(side)) for side in zip(*gather(results), strict=True))
-        return {"bleu": corpus_bleu(hypotheses, references, is_tokenized=config.is_tokenized)}
+        figures: dict[str, float] = {}
+        if config.eval_bleu:
+            figures["bleu"] = corpus_bleu(hypotheses, references, is_tokenized=config.is_tokenized)
+        if config.eval_rouge:
+            figures |= Rouge().corpus(hypotheses, [references]).f1
+        return figures
 
     def translated(self, search: Search, batch: Batch, joiner: str | None) -> tuple[list[str], list[str]]:
         """What a search makes of a batch, and its references, as text."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lamina.config.train import LogConfig, OptimizationConfig
+from lamina.config.train import ROUGE_KINDS, LogConfig, OptimizationConfig
 from lamina.errors import ConfigError
 from lamina.train.ranks import Ranks
 from lamina.train.validate import bits_per_token
@@ -53,7 +53,7 @@ def gib_in_use(device: torch.device) -> float:
 
 
 DECIMALS = {"loss": 3, "nll_loss": 3, "ppl": 2, "wps": 0, "ups": 2, "wpb": 1, "bsz": 1, "gnorm": 3, "mem_gib": 2, "bleu": 2,
-            "accuracy": 4, "f1": 4, "mse": 4, "pearson": 4}
+            "accuracy": 4, "f1": 4, "mse": 4, "pearson": 4, **dict.fromkeys(ROUGE_KINDS, 2)}
 
 
 def format_figure(name: str, value: Any) -> str:

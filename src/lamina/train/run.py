@@ -29,6 +29,7 @@ from lamina.data.feed import Feed
 from lamina.errors import CheckpointError, DataError, StopSignal
 from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.interop.loading import load_any
+from lamina.metrics.rouge import Rouge
 from lamina.nn.stack import stacks_of
 from lamina.provenance import origin
 from lamina.tasks import TASKS
@@ -93,6 +94,8 @@ class Run:
         self._check_same_start()
         self.watch = Watch(self.progress, config.precision, self.updater.weights.names, self.device, self.dtype,
                            self.reporter)
+        if config.validation.eval_rouge:  # also, a missing package is found out before the first epoch
+            self.reporter.note(f"ROUGE at validation: {Rouge().signature(num_references=1)}")
         self._valid_feeds = {} if config.validation.is_off else {
             split: self._valid_feed(split) for split in self.task.valid_splits}
         self._last_check: tuple[int, bool] | None = None
