@@ -97,6 +97,7 @@ def test_the_readme_runs_from_text_to_a_score(tmp_path, monkeypatch, capsys):
 def test_commands_in_documents_parse(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.yaml").write_text("max-tokens: 4096\n")
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     for words in command_lines(read(path)):
         words = words[:words.index(">")] if ">" in words else words
         command, rest = find_command(words)
