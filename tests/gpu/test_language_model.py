@@ -25,7 +25,8 @@ def gradients(model, device, own):
     model.zero_grad()
     sums = batch_loss(model, own.to(torch.device(device)), CrossEntropy())
     sums.loss.backward()
-    return sums.loss.detach().cpu(), [parameter.grad.cpu() for parameter in model.parameters()]
+    # Copies: moving the model to another device moves its gradients along.
+    return sums.loss.detach().cpu(), [parameter.grad.to("cpu", copy=True) for parameter in model.parameters()]
 
 
 def test_adaptive_loss_and_gradients_equal_those_of_the_processor():

@@ -53,7 +53,8 @@ class Updater:
         All batches of an update run the same layers; the others have a zero gradient and are stepped like the rest.
         `batches` are this rank's of `total` on all ranks; the first of all is the first rank's, the next the second's.
         """
-        self.model.train()
+        if not self.model.training:
+            self.model.train()  # not each time: a deep model has a thousand parts to tell
         self.weights.zero_grad_()
         losses, own = [], []
         for number, batch in enumerate(batches):
