@@ -11,7 +11,8 @@ from torch import Tensor
 
 from golden_files import read_json, read_tensors
 
-TASK_OF_FIXTURE = {"transformer_lm": "language_modeling", "prune_lm": "language_modeling", "roberta": "masked_lm"}
+TASK_OF_FIXTURE = {"transformer_lm": "language_modeling", "prune_lm": "language_modeling",
+                   "fairseq_main_lm": "language_modeling", "roberta": "masked_lm"}
 
 
 def words(number: int) -> str:

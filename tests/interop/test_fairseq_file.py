@@ -1,5 +1,6 @@
 """Checkpoint files of fairseq: what is read of them, what is refused, and what becomes of it."""
 
+import argparse
 import os
 import sys
 import types
@@ -188,6 +189,38 @@ def test_an_unknown_architecture_is_named(tmp_path):
     assert "--arch mine is none that Lamina knows" in heard[0]
 
 
+@pytest.mark.parametrize("change", [
+    lambda content: content.update(args=argparse.Namespace(encoder_layers="many", task="translation")),
+    lambda content: content.update(args=[1, 2]),
+    lambda content: content["model"].update({"encoder.layers.0.fc1.weight": "text"}),
+    lambda content: content["model"].update({"encoder.layers.0.fc1.weight": torch.tensor(1.0)}),
+    lambda content: content["model"].clear(),
+    lambda content: content["model"].pop("encoder.layers.0.fc1.weight"),
+    lambda content: setattr(content["args"], "decoder_layers_to_keep", 7),
+])
+def test_damaged_content_is_one_line(tmp_path, change):
+    content = fixture_content(PLAIN)
+    change(content)
+    write_dictionaries(tmp_path, PLAIN)
+    torch.save(content, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError) as caught:
+        load_any(tmp_path / "x.pt")
+    assert "\n" not in str(caught.value)
+    assert "x.pt" in str(caught.value)
+
+
+@pytest.mark.parametrize("extra", [{"optimizer_history": 3}, {"optimizer_history": [None]}, {"extra_state": []},
+                                   {"last_optimizer_state": {"state": [], "param_groups": [{"params": "x"}]}}])
+def test_damaged_progress_does_not_keep_the_model_away(tmp_path, extra):
+    content = fixture_content(PLAIN) | extra
+    content["args"].optimizer = "adam"
+    write_dictionaries(tmp_path, PLAIN)
+    torch.save(content, tmp_path / "x.pt")
+    checkpoint = load_any(tmp_path / "x.pt")
+    assert_same_model(checkpoint, read_model(PLAIN))
+    assert "optimizer" not in checkpoint.training
+
+
 # -- dictionaries and languages
 
 def test_dictionaries_of_a_folder(tmp_path):
@@ -260,6 +293,26 @@ def test_moments_find_their_parameters(tmp_path, is_flat):
         for name, tensor in theirs.items():
             (place,) = places(name)
             assert torch.equal(place.view(moments[place.name]), tensor), name
+
+
+@pytest.mark.parametrize("fixture", ["admin_adaptive", "rezero", "sf_att_hard_gate08", "ta_ffn", "transformer_lm_adaptive",
+                                     "roberta_tiny", "transformer_separate_vocabs"])
+def test_moments_of_every_kind_of_model(tmp_path, fixture):
+    """Weights that pose as their own moments end where the weights end: fused projections, omegas, bands, heads."""
+    content = fixture_content(fixture)
+    names = [name for name in content["model"] if name not in read_json(fixture)["tied"]]
+    content["args"].optimizer = "radam"
+    content["last_optimizer_state"] = {"state": {number: {"step": 7, "exp_avg": content["model"][name],
+                                                          "exp_avg_sq": content["model"][name] + 1}
+                                                 for number, name in enumerate(names)},
+                                       "param_groups": [{"params": list(range(len(names))), "lr": 0.1}]}
+    write_dictionaries(tmp_path, fixture)
+    torch.save(content, tmp_path / "x.pt")
+    checkpoint = load_any(tmp_path / "x.pt")
+    state = checkpoint.training["optimizer"]
+    for name, weight in checkpoint.weights.items():
+        assert torch.equal(state["exp_avg"][name], weight), name
+        assert torch.equal(state["exp_avg_sq"][name], weight + 1), name
 
 
 def test_nesterov_momentum_is_freed_of_its_rate(tmp_path):

@@ -3,17 +3,15 @@
 import pytest
 import torch
 
+from fairseq_files import write_fixture_file
 from golden_files import GOLDEN, compare_with_fixture, read_json, read_model, read_tensors
-from lamina.checkpoint.format import Checkpoint, save_checkpoint
 from lamina.cli import main
-from lamina.config.fields import flatten
 from lamina.config.presets import transformer_lm_wiki103
 from lamina.config.train import CrossEntropy
 from lamina.data.batching import TokenBatch
 from lamina.errors import CheckpointError
-from lamina.interop.fairseq import language_model_config, model_from_fairseq
+from lamina.interop.fairseq import language_model_config
 from lamina.models.build import build_decoder_only
-from lamina.text.subword import Whitespace, subword_to_dict
 from lamina.train.loss import batch_loss
 
 # Of these two, the reference's own loss leaves out a term wherever a target is the second word of a band; ours never does.
@@ -83,22 +81,10 @@ def test_number_of_parameters(num_layers, count):
     assert sum(parameter.numel() for parameter in model.parameters()) == count
 
 
-def save_reference(folder):
-    """The reference's checkpoint as one of ours."""
-    config, weights = read_json("fairseq_main_lm_layerdrop"), read_tensors("fairseq_main_lm_layerdrop", "weights")
-    model = model_from_fairseq(config["args"], weights, config["tgt_vocab"], config["tgt_vocab"])
-    checkpoint = Checkpoint(
-        config={"task": "language_modeling", **flatten(language_model_config(config["args"]))}, languages=("text",),
-        dictionaries=((GOLDEN / "fairseq_main_lm_layerdrop" / "dict.txt").read_text(),),
-        subwords=(subword_to_dict(Whitespace()),),
-        weights={name: parameter.detach() for name, parameter in model.named_parameters()})
-    save_checkpoint(folder / "model.pt", checkpoint)
-    return folder / "model.pt"
-
-
 @pytest.mark.parametrize(("kept", "count"), [("all", 136_576), ("0,2", 119_488)])
 def test_eval_lm_prints_what_the_reference_printed(tmp_path, capsys, kept, count):
-    path = save_reference(tmp_path)
+    """From a file in fairseq's own layout; the one it wrote itself is tried in test_checkpoints.py."""
+    path = write_fixture_file(tmp_path, "fairseq_main_lm_layerdrop")
     overrides = [] if kept == "all" else ["--model-overrides", f"{{'decoder_layers_to_keep':'{kept}'}}"]
     assert main(["eval-lm", str(GOLDEN / "fairseq_main_lm_layerdrop"), "--path", str(path), "--gen-subset", "valid",
                  "--tokens-per-sample", "32", *overrides]) == 0

@@ -81,11 +81,17 @@ def checkpoint_from_fairseq(content: Mapping[str, Any], path: Path, places: Dict
     arch = str(args.get("arch") or "unknown")
     try:
         _check_task(args)
+        if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content["model"].items()):
+            raise CheckpointError("its model holds something else than parameters by name.")
         described = describe_model(args, content["model"])
         languages, vocabularies, subwords = _texts(described, args, path, places)
         model = described.build(tuple(map(len, vocabularies)))
     except (CheckpointError, ConfigError) as error:
         raise CheckpointError(f"{path} (fairseq, --arch {arch}): {error}") from None
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        # Arguments are whatever the file says: of another type than fairseq's own, they may fail anywhere.
+        raise CheckpointError(f"{path} (fairseq, --arch {arch}) is damaged or of an unknown kind: "
+                              f"{_first_line(error)}") from None
     if arch not in PRESETS and not arch.startswith(("transformer", "roberta")):
         notice(f"{path}: --arch {arch} is none that Lamina knows; it was read as a Transformer, which its parameters fit")
     checkpoint = Checkpoint(
@@ -242,9 +248,10 @@ def _training(content: Mapping[str, Any], args: Mapping[str, Any], described: De
               notice: Notice) -> dict[str, Any]:
     """Progress, and the optimizer's state where ours has a place for it; otherwise `notice` hears why not."""
     history = content.get("optimizer_history") or [{}]
-    updates = int(history[-1].get("num_updates") or 0)
-    epoch = int(_plain(_plain(content.get("extra_state")).get("train_iterator")).get("epoch") or 1)
-    training: dict[str, Any] = {"from": "fairseq", "progress": {"updates": updates, "epoch": epoch}}
+    last = _plain(history[-1]) if isinstance(history, list) else {}
+    epoch = _plain(_plain(content.get("extra_state")).get("train_iterator")).get("epoch")
+    training: dict[str, Any] = {"from": "fairseq", "progress": {"updates": _count(last.get("num_updates"), 0),
+                                                                "epoch": _count(epoch, 1)}}
     stored, kind = _plain(content.get("last_optimizer_state")), str(args.get("optimizer"))
     if not stored:
         return training
@@ -256,9 +263,19 @@ def _training(content: Mapping[str, Any], args: Mapping[str, Any], described: De
                                    "good_updates": torch.tensor(0.0)}}
         except CheckpointError as error:
             problem = str(error)
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            problem = f"it is of an unknown kind ({_first_line(error)})"
     if problem:
         training["optimizer_problem"] = problem
     return training
+
+
+def _count(value: Any, least: int) -> int:
+    return max(value, least) if isinstance(value, int) else least
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200] or type(error).__name__
 
 
 def _optimizer_state(stored: Mapping[str, Any], kind: str, described: Described, model: nn.Module) -> dict[str, Any]:

@@ -22,6 +22,11 @@ WEIGHTS_NAME, CONFIG_NAME = "model.safetensors", "config.json"
 _OF_TRAINING = ("optimizer", "optimizer_kind", "optimizer_problem", "scale")
 
 
+def is_exported(path: Path) -> bool:
+    """Whether a model lies in this folder."""
+    return (path / WEIGHTS_NAME).is_file() and (path / CONFIG_NAME).is_file()
+
+
 def file_keys(languages: Sequence[str]) -> list[str]:
     """What files are called after: the languages, made different where one language stands on both sides."""
     return [language if language not in languages[:place] else f"{language}{place + 1}"

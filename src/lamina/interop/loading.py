@@ -27,6 +27,8 @@ def load_any(path: str | Path, device: torch.device | str = "cpu", *, places: Di
 
 def load_foreign(path: str | Path, *, places: DictionaryPlaces | None = None, notice: Notice = lambda _: None) -> Checkpoint:
     """The same, of what is not ours yet."""
+    if Path(path).is_dir():
+        return read_folder(Path(path))
     content = read_archive(path, allowed=READABLE)
     if _is_ours(content):
         raise CheckpointError(f"{path} is a checkpoint of Lamina already: there is nothing to convert.")

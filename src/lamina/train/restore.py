@@ -15,6 +15,7 @@ from lamina.config.fields import build, flatten
 from lamina.config.keep import SIDES, KeepConfig
 from lamina.config.train import SavingConfig, TrainConfig
 from lamina.errors import CheckpointError, DamageError
+from lamina.interop.folder import is_exported
 from lamina.tasks.base import Task
 from lamina.train.keeper import LAST_NAME, earlier_checkpoints
 from lamina.train.progress import Progress
@@ -58,7 +59,7 @@ def pruned_config(config: TrainConfig, checkpoint: Checkpoint | None, note: Call
 def find_restore_file(saving: SavingConfig) -> Path | None:
     """In the save folder, or where the path says; None means a fresh start."""
     places = (Path(saving.save_dir, saving.restore_file), Path(saving.restore_file))
-    return next((path for path in places if path.is_file()), None)
+    return next((path for path in places if path.is_file() or is_exported(path)), None)
 
 
 def load_whole(path: Path, load: Callable[[Path], Checkpoint], note: Callable[[str], None], *,
