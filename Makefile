@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # A CPU build of torch is enough for tests and the demo. If this version cannot be had, pip takes what pyproject allows.
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo test lint docs bench clean
+.PHONY: help demo test chaos fuzz lint docs bench clean
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
@@ -28,9 +28,16 @@ demo: $(VENV)/.installed  ## train and try a small English-Romanian model (about
 test: $(VENV)/.installed  ## run the tests
 	$(BIN)/python -m pytest
 
-lint: $(VENV)/.linters  ## check style and types
+chaos: $(VENV)/.installed  ## kill, damage and starve training runs by the hundred (about five minutes on two cores)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/chaos.py
+
+fuzz: $(VENV)/.installed  ## feed tens of thousands of broken files to every reader (about five minutes)
+	LAMINA_FUZZ_INPUTS=2000 $(BIN)/python -m pytest tests/fuzz
+
+lint: $(VENV)/.linters  ## check style and types, and that installed packages fit each other
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/pip check
 
 docs: $(VENV)/.installed  ## write the generated pages of docs/
 	$(BIN)/python -m lamina.docs docs

@@ -1,13 +1,16 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and what to make of files from strangers."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from lamina.errors import DataError
 
@@ -84,3 +87,16 @@ def whole_folder(path: Path) -> Iterator[Path]:
                         "elsewhere.") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def read_json(path: Path) -> Any:
+    """What a file holds; whatever is wrong with it is an OSError or a ValueError."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether a name that stood in a file can be that of a file or a language: one that leads into no other folder."""
+    return isinstance(name, str) and re.fullmatch(r"(?!\.)[^/\\:\x00-\x1f]{1,200}", name) is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lamina.errors import DataError
-from lamina.files import whole_file
+from lamina.files import read_json, whole_file
 
 FORMAT = 1
 
@@ -37,7 +37,7 @@ class Measurements:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if content["format"] == FORMAT and all("results" in series for series in content["series"].values()):
             return content
     except FileNotFoundError:

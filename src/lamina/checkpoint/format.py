@@ -15,6 +15,7 @@ import pickle
 import re
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -117,11 +118,13 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
             os.fsync(file.fileno())
         replace_durably(part, path)
     except (OSError, RuntimeError) as error:
-        # torch's zip writer reports a full disk as a RuntimeError without an errno.
-        raise CheckpointError(f"{path} could not be written: {getattr(error, 'strerror', None) or error}. Free some space "
+        # torch's zip writer says of a full disk only that a position is unexpected, and hides what Python told it.
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        raise CheckpointError(f"{path} could not be written: {getattr(cause, 'strerror', None) or cause}. Free some space "
                               "or write it elsewhere; earlier checkpoints are untouched.") from None
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def seal(file: BinaryIO) -> None:

@@ -179,7 +179,7 @@ def _build(cls: type[T], values: Mapping[str, Any], prefix: str, used: set[str])
                 name = prefix + info.name
                 used.add(name)
                 kind = values.get(name, info.default)
-                if kind not in info.kinds:
+                if not isinstance(kind, str) or kind not in info.kinds:
                     raise ConfigError(f"--{name} is {kind!r}; it must be one of {', '.join(info.kinds)}.")
                 arguments[item.name] = _build(info.kinds[kind], values, prefix, used)
             case FlagInfo():
@@ -223,7 +223,7 @@ def coerce(kind: Any, value: Any, name: str, choices: tuple[str, ...] | None = N
     """`value`, a flag's text or a recipe's YAML value, as the field's type."""
     try:
         result = _coerce(kind, value)
-    except (ValueError, SyntaxError, TypeError):
+    except (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError):
         raise ConfigError(f"--{name} is {value!r}; it must be {describe(kind)}.") from None
     if choices is not None and result is not None and result not in choices:
         raise ConfigError(f"--{name} is {result!r}; it must be one of {', '.join(choices)}.")

@@ -43,7 +43,7 @@ class ModelFiles:
         """
         try:
             values = ast.literal_eval(self.overrides)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             values = None
         if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
             raise ConfigError(f"--model-overrides is {self.overrides!r}; it must be a dictionary such as "

@@ -160,6 +160,8 @@ def _recipe_words(path: str, cls: type) -> list[str]:
         recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read: {error}.") from None
+    except (RecursionError, ValueError) as error:  # depth, or a date or number that cannot be
+        raise ConfigError(f"not YAML: {error}.") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark else ""
@@ -172,6 +174,9 @@ def _recipe_words(path: str, cls: type) -> list[str]:
         name = str(key).replace("_", "-")
         if value is None:
             continue
+        if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value)):
+            # Written out, a few nested aliases could fill the memory.
+            raise ConfigError(f"{name} holds values inside values; a flag takes one, or a list of them.")
         if isinstance(value, bool):
             off = name.removeprefix("no-") if name.startswith("no-") else f"no-{name}"
             words.append(f"--{name if value else off}")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lamina.errors import DataError
-from lamina.files import is_running
+from lamina.files import is_plain_name, is_running, read_json
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = 1
@@ -48,7 +48,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any] | None:
     folder = Path(folder)
     check_finished(folder)
     try:
-        manifest = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+        manifest = read_json(folder / MANIFEST_NAME)
         number = manifest["format"]
     except FileNotFoundError:
         return None
@@ -57,6 +57,12 @@ def read_manifest(folder: str | Path) -> dict[str, Any] | None:
     if number != MANIFEST_FORMAT:
         raise DataError(f"{folder / MANIFEST_NAME} has format {number!r}; this Lamina reads format {MANIFEST_FORMAT}. "
                         "Run `lamina preprocess` again, or use the Lamina that made the folder.")
+    for section in ("files", "splits", "vocabularies"):
+        entries = manifest.get(section, {})
+        if not isinstance(entries, dict) or not all(
+                (name == "" or is_plain_name(name)) and isinstance(facts, dict) for name, facts in entries.items()):
+            raise DataError(f"{folder / MANIFEST_NAME} is damaged: its {section} are no names with facts. Run `lamina "
+                            "preprocess` again.")
     return manifest
 
 

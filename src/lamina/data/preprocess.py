@@ -207,7 +207,7 @@ def _still_there(manifest: dict[str, Any] | None, folder: Path) -> dict[str, Any
     files = {name: facts for name, facts in manifest.get("files", {}).items()
              if (folder / name).exists() and name not in models}
     splits = {name: facts for name, facts in manifest.get("splits", {}).items() if f"{name}.idx" in files}
-    vocabularies = {name: facts for name, facts in manifest.get("vocabularies", {}).items() if facts["file"] in files}
+    vocabularies = {name: facts for name, facts in manifest.get("vocabularies", {}).items() if facts.get("file") in list(files)}
     return {"files": files, "splits": splits, "vocabularies": vocabularies}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from lamina.checkpoint.format import Checkpoint, checkpoint_of, read_archive
-from lamina.errors import CheckpointError
+from lamina.errors import CheckpointError, LaminaError
 from lamina.interop.fairseq_file import READABLE, DictionaryPlaces, checkpoint_from_fairseq, is_fairseq
 from lamina.interop.folder import read_folder
 
@@ -42,4 +42,11 @@ def _is_ours(content: Any) -> bool:
 def _from_foreign(content: Any, path: str | Path, places: DictionaryPlaces | None, notice: Notice) -> Checkpoint:
     if not is_fairseq(content):
         raise CheckpointError(f"{path} is not a checkpoint of Lamina or fairseq.")
-    return checkpoint_from_fairseq(content, Path(path), places or DictionaryPlaces(), notice)
+    try:
+        return checkpoint_from_fairseq(content, Path(path), places or DictionaryPlaces(), notice)
+    except LaminaError:
+        raise
+    except Exception as error:  # a stranger's file may hold anything in any place
+        what = (str(error).strip().splitlines() or [""])[0][:200]
+        raise CheckpointError(f"{path} does not hold what a checkpoint of fairseq should ({type(error).__name__}: {what}). It "
+                              "may be damaged; try another copy.") from error

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lamina.errors import ConfigError, DataError
+from lamina.files import is_plain_name, read_json
 from lamina.text.tokenizer import Moses
 
 SUBWORDS_NAME = "subwords.json"
@@ -70,7 +71,9 @@ class SentencePiece:
         from sentencepiece import SentencePieceProcessor
 
         try:
-            return SentencePieceProcessor(model_proto=self.model)
+            processor = SentencePieceProcessor(model_proto=self.model)
+            processor.encode("a", out_type=str)  # an empty model fails only here
+            return processor
         except RuntimeError:
             raise DataError(f"{self.name} is not a sentencepiece model. Give the .model file that "
                             "spm_train or `lamina preprocess` wrote.") from None
@@ -216,10 +219,10 @@ def subword_to_dict(subword: Subword) -> dict[str, Any]:
 
 def subword_from_dict(plain: Mapping[str, Any], name: str = "the stored subword model") -> Subword:
     try:
-        if plain["kind"] == "moses":
+        if plain["kind"] == "moses" and is_plain_name(plain["language"]):
             return Moses(subword_from_dict(plain["inner"], name), plain["language"])
         return KINDS[plain["kind"]].from_bytes(base64.b64decode(plain["model"]), name)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         raise DataError(f"{name} is not one that this Lamina knows; known kinds are "
                         f"{', '.join([*KINDS, Moses.kind])}.") from None
 
@@ -250,9 +253,13 @@ def load_subwords(data_folder: str | Path) -> dict[str, Subword]:
     folder = Path(data_folder)
     path = folder / SUBWORDS_NAME
     try:
-        described = json.loads(path.read_text(encoding="utf-8"))
-        for plain in described.values():
+        described = read_json(path)
+        for language, plain in described.items():
             holder = plain.get("inner", plain)
+            # A folder may come from strangers: what it names must lie in it, and nothing may be written elsewhere for it.
+            if not (language == "" or is_plain_name(language)) or not is_plain_name(holder.get("file", "none")):
+                raise DataError(f"{path} names a file or a language that is no plain name: {language!r}, "
+                                f"{holder.get('file')!r}. Run `lamina preprocess` again.")
             model = (folder / holder["file"]).read_bytes() if "file" in holder else b""
             holder["model"] = base64.b64encode(model)
     except FileNotFoundError as error:

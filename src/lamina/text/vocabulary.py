@@ -152,7 +152,8 @@ class Vocabulary:
 
 
 def _is_whole_number(text: str) -> bool:
-    return text.removeprefix("-").isdecimal()
+    # No count has more digits; Python refuses to read numbers of thousands of them.
+    return text.removeprefix("-").isdecimal() and len(text) <= 20
 
 
 def _shorten(line: str) -> str:
