@@ -20,7 +20,14 @@ from lamina.config.init import Admin
 from lamina.config.model import ModelConfig
 from lamina.config.optim import Nag
 from lamina.config.ranks import RanksConfig
-from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.config.train import (
+    Criterion,
+    LabelSmoothedCrossEntropy,
+    OptimizationConfig,
+    PrecisionConfig,
+    SentenceLoss,
+)
+from lamina.data.sentences import SentenceBatch
 from lamina.train.launch import joined
 from lamina.train.layer_drop import LayerDrop
 from lamina.train.loop import update_seed
@@ -30,10 +37,8 @@ from lamina.train.replicated import ReplicatedWeights
 from lamina.train.sharded import ShardedWeights
 from lamina.train.update import Updater
 from lamina.train.weights import FlatWeights
-from tiny import FUSIONS, batch_of, tiny_config, tiny_model
+from tiny import FUSIONS, batch_of, tiny_config, tiny_masked_model, tiny_model
 
-# Not Adam: the bias of keys has no gradient but rounding, which Adam would divide by itself.
-OPTIMIZATION = OptimizationConfig(criterion=LabelSmoothedCrossEntropy(smoothing=0.1), optimizer=Nag(), lr=(0.1,), clip_norm=1.0)
 # Batches of an update on all ranks: enough for several each, an uneven number, and less than there are ranks.
 TOTALS = (8, 5, 1, 3)
 # So small that a tiny model has several buckets, and some parameters have one of their own.
@@ -43,14 +48,6 @@ PRELOAD = ["lamina.train.run", "lamina.train.sharded", "lamina.commands.generate
 
 def with_layer_drop(config: ModelConfig, p: float) -> ModelConfig:
     return replace(config, encoder=replace(config.encoder, layer_drop_p=p), decoder=replace(config.decoder, layer_drop_p=p))
-
-
-CONFIGS = {
-    "plain": tiny_config(dropout_p=0.2),
-    "fusion": tiny_config(dropout_p=0.2, **FUSIONS["both"]),
-    "admin": tiny_config(dropout_p=0.2, init=Admin()),
-    "layerdrop": with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5),
-}
 
 
 class Outcome(NamedTuple):
@@ -65,15 +62,40 @@ def batch(place: int) -> Any:
     return batch_of(slice(place % 4, place % 4 + 1 + place % 3), seed=place)
 
 
-def train_updates(config: ModelConfig, ranks: Ranks, new_weights: Callable[[Any, torch.dtype, Ranks], FlatWeights],
+def sentence_batch(place: int) -> Any:
+    tokens = batch(place).source
+    return SentenceBatch(tokens, torch.arange(len(tokens)) % 3, tuple(range(len(tokens))))
+
+
+class Case(NamedTuple):
+    config: ModelConfig
+    new_model: Callable[[ModelConfig], Any] = tiny_model
+    batch: Callable[[int], Any] = batch
+    criterion: Criterion = LabelSmoothedCrossEntropy(smoothing=0.1)
+
+
+CASES = {
+    "plain": Case(tiny_config(dropout_p=0.2)),
+    "fusion": Case(tiny_config(dropout_p=0.2, **FUSIONS["both"])),
+    "admin": Case(tiny_config(dropout_p=0.2, init=Admin())),
+    "layerdrop": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5)),
+    # Some weights, those of the head for gaps, take no part.
+    "sentences": Case(ModelConfig(), lambda _: tiny_masked_model(num_classes=3), sentence_batch, SentenceLoss()),
+}
+
+
+def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dtype, Ranks], FlatWeights],
                   dtype: torch.dtype = torch.float32) -> Outcome:
     """A few updates on this rank's batches."""
-    model = tiny_model(config)
+    config = case.config
+    model = case.new_model(config).to(ranks.device)
     if isinstance(config.init, Admin) and ranks.is_first:
-        fill_omegas_(model, config.init, lambda number: [batch(0)] * number, Path(), 1, lambda text: None)
+        fill_omegas_(model, config.init, lambda number: [case.batch(0)] * number, Path(), 1, lambda text: None)
     for parameter in model.parameters():
         ranks.broadcast_(parameter.data)
-    updater = Updater(model, OPTIMIZATION, PrecisionConfig(), dtype, ranks, new_weights(model, dtype, ranks))
+    # Not Adam: the bias of keys has no gradient but rounding, which Adam would divide by itself.
+    optimization = OptimizationConfig(criterion=case.criterion, optimizer=Nag(), clip_norm=1.0)
+    updater = Updater(model, optimization, PrecisionConfig(), dtype, ranks, new_weights(model, dtype, ranks))
     layer_drop = LayerDrop(config, seed=3)
     numbers, counts, masks = [], [], []
     for update, total in enumerate(TOTALS):
@@ -81,7 +103,7 @@ def train_updates(config: ModelConfig, ranks: Ranks, new_weights: Callable[[Any,
         own = list(range(ranks.rank, total, ranks.size))
         if updater.weights.needs_fillers and len(own) < -(-total // ranks.size):
             own.append(total + ranks.size)
-        result = updater.update([batch(place) for place in own], 0.1, update_seed(3, update), runs, total)
+        result = updater.update([case.batch(place).to(ranks.device) for place in own], 0.1, update_seed(3, update), runs, total)
         numbers.append(result.numbers.tolist())
         counts.append((result.num_tokens, result.num_sentences))
         masks.append(runs)
@@ -106,21 +128,21 @@ def alone(model: Any, dtype: torch.dtype, ranks: Ranks) -> FlatWeights:
 
 def reference(name: str) -> Outcome:
     """What one process makes of all batches."""
-    return train_updates(CONFIGS[name], ALONE, alone)
+    return train_updates(CASES[name], ALONE, alone)
 
 
 def _work(local: int, size: int, meeting: str, folder: str) -> None:
     torch.set_num_threads(1)
     config = RanksConfig(world_size=size, rank=local, init_method=f"file://{meeting}")
     with joined(config, is_on_gpu=False) as ranks:
-        for name, model_config in CONFIGS.items():
+        for name, case in CASES.items():
             for kind, new_weights in KINDS.items():
-                outcome = train_updates(model_config, ranks, new_weights)
+                outcome = train_updates(case, ranks, new_weights)
                 torch.save(tuple(outcome), Path(folder, f"{name}-{kind}-{ranks.rank}.pt"))
 
 
 def run_on(size: int, folder: Path) -> None:
-    """Every configuration in turn on `size` ranks, in processes that are started once."""
+    """Every case in turn on `size` ranks, in processes that are started once."""
     # One process imports torch, which takes seconds, and the others are its copies.
     multiprocessing.set_forkserver_preload(PRELOAD)
     mp.start_processes(_work, (size, str(folder / "meeting"), str(folder)), nprocs=size, start_method="forkserver")

@@ -132,7 +132,7 @@ def _main(words: list[str]) -> int:
     config_class: type = load(command.config)  # type: ignore[assignment]
     given, notices = parse(f"lamina {name}", config_class, command.help[0].upper() + command.help[1:] + ".", rest)
     config: object = resolve(config_class, given)
-    for notice in notices:
+    for notice in notices if console.is_first_process() else ():
         console.notice(notice)
     provenance.begin_command(words)
     load(command.run)(config)  # type: ignore[operator]

@@ -17,6 +17,11 @@ def notice(text: str) -> None:
     print(f"| {text}", file=sys.stderr, flush=True)
 
 
+def is_first_process() -> bool:
+    """Of those that torchrun or srun started with the same command line, one should speak of it."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+
+
 def warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr, flush=True)
 

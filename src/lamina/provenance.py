@@ -22,6 +22,11 @@ def begin_command(words: Sequence[str]) -> None:
     _words = tuple(words)
 
 
+def current_command() -> Sequence[str]:
+    """To be begun again in processes that this one starts."""
+    return _words or ()
+
+
 def versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version  # here: a command that only parses needs no such thing
 

@@ -57,6 +57,28 @@ def test_every_sentence_comes_once_an_epoch(corpus):
         assert sorted(seen) == list(range(60))
 
 
+@pytest.mark.parametrize("has_fillers", [False, True])
+@pytest.mark.parametrize(("size", "update_freq", "start"), [(1, 3, 0), (2, 1, 0), (2, 2, 3), (4, 1, 0), (4, 3, 5), (20, 1, 0)])
+def test_ranks_share_an_epoch_without_loss_or_duplication(corpus, size, update_freq, start, has_fillers):
+    feed = feed_of(corpus)
+    plan = list(map(tuple, feed.plan(1)[start:]))
+    by_rank = [list(feed.shares(1, start, update_freq, rank, size, has_fillers=has_fillers)) for rank in range(size)]
+    updates = list(zip(*by_rank, strict=True))  # as many on every rank
+    seen = []
+    for shares in updates:
+        (total,) = {share.total for share in shares}
+        assert total <= update_freq * size
+        places = {rank + number * size: batch.indices for rank, share in enumerate(shares)
+                  for number, batch in enumerate(share.batches)}
+        seen += [places[place] for place in range(total)]
+        if has_fillers:
+            assert len({len(share.batches) for share in shares}) == 1
+        else:
+            assert len(places) == total
+    assert seen == plan
+    assert sum(shares[0].total for shares in updates) == len(plan)
+
+
 def test_batches_stay_within_their_limit(corpus):
     for batch in feed_of(corpus).batches():
         assert max(batch.source.numel(), batch.target_out.numel()) <= 50

@@ -6,7 +6,7 @@ import torch
 from lamina.nn.stack import Runs
 from lamina.train.ranks import ALONE, Ranks
 from lamina.train.replicated import buckets, is_skipped
-from rank_work import CONFIGS, KINDS, read, reference, run_on
+from rank_work import CASES, KINDS, read, reference, run_on
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -18,7 +18,7 @@ def outcomes(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", CASES)
 def test_ranks_with_a_batch_each_equal_one_rank_that_accumulates(outcomes, name, kind):
     size, folder = outcomes
     expected = reference(name)
@@ -33,7 +33,7 @@ def test_ranks_with_a_batch_each_equal_one_rank_that_accumulates(outcomes, name,
             torch.testing.assert_close(found.weights[parameter], value, rtol=0, atol=1e-6, msg=parameter)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", CASES)
 def test_all_ranks_have_the_same_bits(outcomes, name):
     size, folder = outcomes
     first = read(folder, name, "replicated", 0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -13,12 +14,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed as dist
 
+from lamina import console, provenance
 from lamina.config.ranks import RanksConfig
 from lamina.errors import AlreadyToldError, ConfigError, RankError
 from lamina.train.ranks import ALONE, Ranks
 
-# A rank that waits this long for another is told so. Rank 0 may validate or write for a while; nothing takes an hour.
-PATIENCE = timedelta(hours=1)
+# A rank that waits this long for another gives up: longer than writing a checkpoint to a slow disk can take.
+PATIENCE = timedelta(minutes=30)
+# Signals that nobody inside a process sends or answers; one that was killed so may live longer the next time.
+KILLED = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
+MAX_RESTARTS = 3
 # Slurm jobs that share a machine should not meet on one port.
 FIRST_SLURM_PORT, NUM_SLURM_PORTS = 15000, 20000
 
@@ -73,29 +78,43 @@ def num_to_start(config: RanksConfig, environ: Mapping[str, str], num_gpus: int)
     return wanted
 
 
-def start_ranks(number: int, command: Callable[[Any], None], config: Any) -> None:
-    """One process each, through torchrun's launcher; returns when all are done, and ends all when one fails."""
+def start_ranks(number: int, command: Callable[[Any], None], config: Any, *, max_restarts: int = MAX_RESTARTS) -> None:
+    """One process each, through torchrun's launcher; returns when all are done, and ends all when one fails.
+
+    When one was killed, by the machine or a person, all are started again: they go on from the last checkpoint.
+    """
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # The failed rank has said what was wrong; the launcher's report on it would only bury that.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     settings = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=number, run_id="lamina", rdzv_backend="c10d",
                             rdzv_endpoint="localhost:0", max_restarts=0, start_method="spawn", monitor_interval=0.5)
     # As torchrun does: threads of all processes together should not outnumber the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # The failed rank has said what was wrong; the launcher's report on it would only bury that.
+    logging.disable(logging.ERROR)
     try:
-        elastic_launch(settings, run_rank)(command, config)
+        elastic_launch(settings, run_rank)(command, config, provenance.current_command())
+    except SignalException as stop:  # handed on to the ranks, which have saved
+        raise AlreadyToldError(128 + stop.sigval) from None
     except ChildFailedError as error:
-        codes = sorted({failure.exitcode for failure in error.failures.values()})
-        # A signal is a negative number there, and 128 and more in a shell.
-        raise AlreadyToldError(2 if 2 in codes else codes[0] if codes[0] > 0 else 128 - codes[0]) from None
+        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}  # a signal is a negative number
+        killed = sorted(rank for rank, code in codes.items() if -code in KILLED)
+        if killed and max_restarts > 0:
+            console.notice(f"rank {killed[0]} was killed by {signal.Signals(-codes[killed[0]]).name}: starting all again from "
+                           f"the last checkpoint ({max_restarts} {'time' if max_restarts == 1 else 'times'} at most)")
+            return start_ranks(number, command, config, max_restarts=max_restarts - 1)
+        worst = min(codes.values())
+        raise AlreadyToldError(128 - worst if worst < 0 else 2 if 2 in codes.values() else worst) from None
+    finally:
+        logging.disable(logging.NOTSET)
 
 
-def run_rank(command: Callable[[Any], None], config: Any) -> None:
+def run_rank(command: Callable[[Any], None], config: Any, words: Sequence[str]) -> None:
     """What a process started by `start_ranks` does."""
     from lamina.cli import guarded
 
+    provenance.begin_command(words)
     code = guarded(lambda: command(config))
     if code:
         raise SystemExit(code)

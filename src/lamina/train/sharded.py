@@ -6,6 +6,7 @@ nothing. What a rank keeps lies in one flat tensor, as without shards, so that o
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,6 +40,8 @@ class ShardedWeights(FlatWeights):
             # The sum of what ranks found, not its mean: train/update.py divides by the tokens of all.
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
+        # What a model returns is read, never changed in place, which is what this warns of.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         if hasattr(model, "classify"):
             register_fsdp_forward_method(model, "classify")
         self._parameters: list[Any] = list(model.parameters())

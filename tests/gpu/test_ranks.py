@@ -1,0 +1,47 @@
+"""The parts that several GPUs need, on a group of one: NCCL runs, buckets leave from hooks, weights are sharded in one part."""
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from lamina.config.train import OptimizationConfig, PrecisionConfig
+from lamina.train.ranks import Ranks
+from lamina.train.update import Updater
+from rank_work import CASES, KINDS, alone, replicated, train_updates
+from tiny import batch_of, tiny_model
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    device = torch.device("cuda", 0)
+    meeting = tmp_path_factory.mktemp("ranks") / "meeting"
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{meeting}", rank=0, world_size=1, device_id=device)
+    yield Ranks(device=device)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_group_of_one_equals_no_group(ranks, name, kind, dtype):
+    expected = train_updates(CASES[name], ranks, alone, dtype)
+    found = train_updates(CASES[name], ranks, KINDS[kind], dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.numbers, expected.numbers, rtol=tolerance, atol=tolerance)
+    for parameter, value in expected.weights.items():
+        torch.testing.assert_close(found.weights[parameter].cpu(), value.cpu(), rtol=tolerance, atol=tolerance, msg=parameter)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_update_asks_the_device_no_question(ranks, dtype):
+    model = tiny_model().cuda()
+    updater = Updater(model, OptimizationConfig(), PrecisionConfig(), dtype, ranks, replicated(model, dtype, ranks))
+    batches = [batch_of(slice(0, 4)).to(ranks.device), batch_of(slice(4, 8)).to(ranks.device)]
+    updater.update(batches, 1e-3, seed=1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        updater.update(batches, 1e-3, seed=2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
