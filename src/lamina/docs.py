@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lamina import compatibility
 from lamina.cli import COMMANDS, load
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, Retired, retired_for
 from lamina.config.fields import Leaf, default_text, flatten, leaves, unique_leaves
@@ -133,6 +134,16 @@ start. All options are those of the new command line: what it leaves out takes i
 takes an option's main name, with `-` or `_`, and `no-NAME` for a switch; aliases and retired options are for the command
 line only."""
 
+COMPATIBILITY_INTRODUCTION = """\
+# What goes with what
+
+Every task with every technique through every step, tried by a test on small models: *yes* means that the step works, *no* that
+a command says why not and writes nothing. The flags behind the names: SurfaceFusion is `--surfacefusion att`, transparent is
+`--transparent-attention` ([layer fusion](fusion.md)); Pre-LN is `--encoder-normalize-before` and its twin for the decoder,
+Admin is `--init-type admin` on Post-LN ([Admin](admin.md)); LayerDrop is `--encoder-layerdrop` and its twin
+([LayerDrop](layerdrop.md)). Other ways in and out are on the page about [interoperability](interop.md).
+The steps:"""
+
 STATUS_LEGEND = """\
 *same*: the same name. *alias*: another spelling of the option named. *retired*: accepted, has no effect. *refused*: an
 error. Defaults are Lamina's."""
@@ -143,7 +154,28 @@ FORK_MARK = " (of a fork)"
 
 def pages() -> dict[str, str]:
     """File name -> content."""
-    return {"options.md": options_page(), "migrating.md": migrating_page()}
+    return {"options.md": options_page(), "migrating.md": migrating_page(), "compatibility.md": compatibility_page()}
+
+
+# -- compatibility.md
+
+
+def compatibility_page() -> str:
+    steps = "\n".join(f"- **{step}**: {meaning}." for step, meaning in compatibility.STEPS.items())
+    blocks = ["<!-- Written by `make docs` from src/lamina/compatibility.py, which a test goes through cell by cell. -->",
+              COMPATIBILITY_INTRODUCTION, steps]
+    for task in compatibility.STACKS:
+        remarks: dict[str, int] = {}  # each with its number
+        rows: list[tuple[str, ...]] = []
+        for cell in (cell for cell in compatibility.cells() if cell.task == task):
+            refusals = [compatibility.refusal(cell, step) for step in compatibility.STEPS]
+            marks = ["yes" if refusal is None else f"no ({remarks.setdefault(refusal.remark, len(remarks) + 1)})"
+                     for refusal in refusals]
+            rows.append((cell.fusion, cell.residual, cell.layer_drop, *marks) if refusals[0] is None
+                        else (cell.fusion, "any", "any", marks[0], *["" for _ in marks[1:]]))
+        blocks += [f"## {task}", _table(("fusion", "layers", "LayerDrop", *compatibility.STEPS), dict.fromkeys(rows))]
+        blocks.append("\n".join(f"{number}. {_sentence(remark)}" for remark, number in remarks.items()))
+    return "\n\n".join(blocks) + "\n"
 
 
 # -- options.md
