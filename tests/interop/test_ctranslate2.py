@@ -11,10 +11,11 @@ from lamina.checkpoint.prune import Keep, prune_checkpoint
 from lamina.cli import main
 from lamina.config.fields import flatten
 from lamina.config.init import Admin, DeepNet, ReZeroInit, ReZeroPostNorm
+from lamina.config.model import DropoutConfig, EmbeddingConfig, LanguageModelConfig, ModelConfig, StackConfig
 from lamina.errors import CheckpointError
 from lamina.interop.ctranslate2 import ACTIVATIONS, check_representable, write_ctranslate2
 from lamina.text.subword import Whitespace, subword_to_dict
-from tiny import FUSIONS, VOCABULARY_SIZE, make_data, tiny_config, tiny_model
+from tiny import FUSIONS, VOCABULARY_SIZE, make_data, tiny_config, tiny_language_model, tiny_model
 
 TRAIN = ("--arch", "tiny", "--encoder-layers", "2", "--decoder-layers", "2", "--encoder-embed-dim", "48",
          "--encoder-ffn-embed-dim", "96", "--encoder-attention-heads", "2", "--decoder-attention-heads", "2",
@@ -88,6 +89,34 @@ def test_scores_of_a_pruned_model(tmp_path):
     assert_same_scores(theirs, ours, random_pairs())
 
 
+@pytest.mark.parametrize("options", [
+    {}, {"is_pre_norm": False}, {"share_decoder": True}, {"has_learned_positions": True},
+    {"lm": LanguageModelConfig(has_final_norm=False)}, {"lm": LanguageModelConfig(input_dim=8, output_dim=8)}])
+def test_scores_of_a_language_model(tmp_path, options):
+    theirs = pytest.importorskip("ctranslate2")
+    model = tiny_language_model(**options)
+    checkpoint = language_model_checkpoint(model, **options)
+    write_ctranslate2(tmp_path, checkpoint, lambda _: None)
+    generator = theirs.Generator(str(tmp_path), device="cpu", compute_type="float32", intra_threads=1)
+    symbols = checkpoint.vocabularies()[0].symbols
+    tokens = torch.randint(4, VOCABULARY_SIZE, (3, 9), generator=torch.Generator().manual_seed(5))
+    found = generator.score_batch([["</s>", *(symbols[token] for token in row)] for row in tokens.tolist()])
+    inputs = torch.cat([torch.full_like(tokens[:, :1], 2), tokens[:, :-1]], dim=1)
+    expected = model.log_probs(inputs).gather(2, tokens[:, :, None])[:, :, 0]
+    torch.testing.assert_close(torch.tensor([score.log_probs for score in found]), expected, rtol=1e-5, atol=2e-5)
+
+
+def language_model_checkpoint(model, *, is_pre_norm=True, has_learned_positions=False, lm=None, **embedding):
+    stack = StackConfig(num_layers=2, model_dim=16, ffn_dim=32, num_heads=2, is_pre_norm=is_pre_norm,
+                        has_learned_positions=has_learned_positions)
+    config = ModelConfig(decoder=stack, dropout=DropoutConfig(dropout_p=0.0), lm=lm or LanguageModelConfig(),
+                         embedding=EmbeddingConfig(max_target_positions=64, **embedding))
+    return Checkpoint(config={"task": "language_modeling", "arch": "tiny_lm", **flatten(config)}, languages=("text",),
+                      dictionaries=("".join(f"w{number} 1\n" for number in range(VOCABULARY_SIZE - 4)),),
+                      subwords=(subword_to_dict(Whitespace()),),
+                      weights={name: weight.detach() for name, weight in model.named_parameters()})
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A plain model that can do without layers, and one with Admin."""
@@ -134,6 +163,14 @@ def test_other_tasks_and_activations_are_refused():
     checkpoint = checkpoint_of(replace(tiny_config(), activation="linear"))
     with pytest.raises(CheckpointError, match="no --activation-fn linear"):
         check_representable(checkpoint)
-    checkpoint.config["task"] = "language_modeling"
-    with pytest.raises(CheckpointError, match="this model is of --task language_modeling"):
+    checkpoint.config["task"] = "masked_lm"
+    with pytest.raises(CheckpointError, match="this model is of --task masked_lm"):
         check_representable(checkpoint)
+
+
+@pytest.mark.parametrize(("lm", "reason"), [
+    (LanguageModelConfig(input_dim=8), "only one of --decoder-input-dim"),
+    (LanguageModelConfig(softmax_cutoff=(10, 20)), "adaptive vocabularies")])
+def test_other_vocabularies_are_refused(lm, reason):
+    with pytest.raises(CheckpointError, match=reason):
+        check_representable(language_model_checkpoint(tiny_language_model(lm=lm), lm=lm))

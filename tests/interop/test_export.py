@@ -69,9 +69,11 @@ def test_no_other_folder_is_taken_for_one(tmp_path, capsys):
         load_any(tmp_path / "folder")
 
 
-def test_one_language_on_both_sides():
-    assert file_keys(("en", "en")) == ["en", "en2"]
-    assert file_keys(("en", "ro")) == ["en", "ro"]
+def test_names_of_files():
+    assert file_keys("translation", ("en", "en")) == ["en", "en2"]
+    assert file_keys("translation", ("en", "ro")) == ["en", "ro"]
+    assert file_keys("language_modeling", ("text",)) == [""]
+    assert file_keys("sentence_prediction", ("input", "label")) == ["", "label"]
 
 
 # -- fairseq
@@ -114,6 +116,15 @@ def test_ctranslate2_by_command(tmp_path, capsys):
     translator = theirs.Translator(str(tmp_path / "folder"))
     assert translator.translate_batch([["word1", "word2"]], max_decoding_length=4)
     assert "residuals of adaptive, folded into plain ones" in (tmp_path / "folder" / "README.md").read_text()
+
+
+def test_a_language_model_for_ctranslate2(tmp_path):
+    theirs = pytest.importorskip("ctranslate2")
+    path = write_fixture_file(tmp_path / "old", "transformer_lm")
+    assert main(["export", str(path), "--format", "ctranslate2", "--output", str(tmp_path / "folder")]) == 0
+    assert 'ctranslate2.Generator("folder")' in (tmp_path / "folder" / "README.md").read_text()
+    generator = theirs.Generator(str(tmp_path / "folder"))
+    assert generator.generate_batch([["</s>", "word1"]], max_length=3, sampling_topk=1)
 
 
 def test_nothing_is_half_written(tmp_path, capsys):

@@ -14,11 +14,17 @@ if TYPE_CHECKING:
 _USES = {
     "safetensors": 'In Python, `lamina.load("{folder}")`; on the command line, `--path {folder}`. The weights are in\n'
                    "`model.safetensors` under the names that config.json's model has in Lamina.",
-    "fairseq": "`fairseq-generate DATA --path {folder}/model.pt`, where DATA was made with the dictionaries in this folder.\n"
-               "Lamina takes the file too.",
-    "ctranslate2": "```python\nimport ctranslate2\n\ntranslator = ctranslate2.Translator(\"{folder}\")\n"
+    "fairseq": "`model.pt` is what fairseq's `--path` takes, with data made with the dictionaries in this folder. Lamina\n"
+               "takes it too.",
+}
+_PIECES = "Pieces are those of the subword models in this folder"
+_CTRANSLATE2_USES = {
+    "translation": '```python\nimport ctranslate2\n\ntranslator = ctranslate2.Translator("{folder}")\n'
                    'translator.translate_batch([["pieces", "of", "a", "sentence"]], beam_size=4)\n```\n\n'
-                   "Pieces are those of the subword models in this folder; `</s>` is added by itself.",
+                   f"{_PIECES}; `</s>` is added by itself.",
+    "language_modeling": '```python\nimport ctranslate2\n\ngenerator = ctranslate2.Generator("{folder}")\n'
+                         'generator.generate_batch([["</s>", "pieces", "of", "a", "prompt"]], max_length=40)\n```\n\n'
+                         f"{_PIECES}; a text begins after `</s>`.",
 }
 
 
@@ -33,7 +39,8 @@ def run(config: ExportConfig) -> None:
     checkpoint = load_any(path, places=DictionaryPlaces.of(config.dict_dir), notice=console.notice)
     with whole_folder(output) as folder:
         written = _write(config.format, folder, checkpoint)
-        usage = _USES[config.format].replace("{folder}", output.name)
+        usage = _CTRANSLATE2_USES[written.task] if config.format == "ctranslate2" else _USES[config.format]
+        usage = usage.replace("{folder}", output.name)
         (folder / "README.md").write_text(model_card(written, output.name, usage), encoding="utf-8")
         names = sorted(file.name for file in folder.iterdir())
     print(f"| wrote {output}: {', '.join(names)}")

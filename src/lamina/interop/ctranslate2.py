@@ -1,4 +1,4 @@
-"""A checkpoint of ours for CTranslate2, which runs plain encoder-decoder Transformers fast and without torch."""
+"""A checkpoint of ours for CTranslate2, which runs plain Transformers fast and without torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lamina.nn.layout import FIRST_POSITION
 from lamina.nn.positions import num_rows, sinusoid_table
 
 if TYPE_CHECKING:
-    from ctranslate2.specs import TransformerSpec
+    from ctranslate2.specs import TransformerDecoderModelSpec, TransformerSpec
 
 # By the names of CTranslate2's enumeration.
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_fast": "GELUTanh", "gelu_accurate": "GELUTanh", "silu": "SWISH",
@@ -45,8 +45,13 @@ def check_representable(checkpoint: Checkpoint) -> None:
     """Why CTranslate2 could not compute this model, as an error."""
     config = checkpoint.model_config()
     reason = ""
-    if checkpoint.task != "translation":
-        reason = f"it is exported for translation alone, and this model is of --task {checkpoint.task}"
+    if checkpoint.task not in ("translation", "language_modeling"):
+        reason = f"translation and language models are, and this model is of --task {checkpoint.task}"
+    elif config.lm.is_adaptive or config.lm.softmax_cutoff:
+        reason = "adaptive vocabularies have several tables, and CTranslate2's have one"
+    elif ("head.project.weight" in checkpoint.weights) != ("target_embedding.project.weight" in checkpoint.weights):
+        reason = ("it narrows input and output together, and this model has only one of --decoder-input-dim and "
+                  "--decoder-output-dim")
     elif not isinstance(config.surface, NoSurface):
         reason = ("SurfaceFusion mixes a second distribution, read off the source embeddings, into the softmax, and "
                   "CTranslate2's decoder has one output")
@@ -62,40 +67,58 @@ def check_representable(checkpoint: Checkpoint) -> None:
                               "safetensors, or use Lamina.")
 
 
-def build_spec(checkpoint: Checkpoint) -> TransformerSpec:
+def build_spec(checkpoint: Checkpoint) -> TransformerSpec | TransformerDecoderModelSpec:
     try:
-        from ctranslate2.specs import TransformerSpec, common_spec
+        from ctranslate2.specs import TransformerDecoderModelSpec, TransformerSpec
         from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
     except ImportError:
         raise CheckpointError("--format ctranslate2 needs the package ctranslate2: pip install "
                               "'lamina[ctranslate2]'.") from None
     config = checkpoint.model_config()
     weights = {name: weight.float().cpu().numpy() for name, weight in checkpoint.weights.items()}
-    shared = {"activation": getattr(common_spec.Activation, ACTIVATIONS[config.activation]),
-              "layernorm_embedding": config.embedding.has_norm}
-    encoder = TransformerEncoderSpec(config.encoder.num_layers, config.encoder.num_heads, pre_norm=config.encoder.is_pre_norm,
-                                     **shared)
-    decoder = TransformerDecoderSpec(config.decoder.num_layers, config.decoder.num_heads, pre_norm=config.decoder.is_pre_norm,
-                                     **shared)
-    _fill_stack(encoder, config, weights, "encoder")
+    vocabularies = [[_BLANK.get(symbol, symbol) for symbol in vocabulary.symbols] for vocabulary in checkpoint.vocabularies()]
+    is_translation = checkpoint.task == "translation"
+    decoder = TransformerDecoderSpec(**_options(config, "decoder"), with_encoder_attention=is_translation,
+                                     no_final_norm=not is_translation and not config.lm.has_final_norm,
+                                     project_in_out="head.project.weight" in weights)
     _fill_stack(decoder, config, weights, "decoder")
     decoder.projection.weight = weights.get("head.table.weight", decoder.embeddings.weight)
+    if not is_translation:
+        if "head.project.weight" in weights:
+            decoder.project_in.weight = weights["target_embedding.project.weight"]
+            decoder.project_out.weight = weights["head.project.weight"]
+        spec = TransformerDecoderModelSpec(decoder)
+        spec.register_vocabulary(*vocabularies)
+        spec.config.bos_token = spec.config.eos_token  # what a text begins after, as in training
+        return spec
+    encoder = TransformerEncoderSpec(**_options(config, "encoder"))
+    _fill_stack(encoder, config, weights, "encoder")
     spec = TransformerSpec(encoder, decoder)
-    source, target = ([_BLANK.get(symbol, symbol) for symbol in vocabulary.symbols] for vocabulary in checkpoint.vocabularies())
-    spec.register_source_vocabulary(source)
-    spec.register_target_vocabulary(target)
+    spec.register_source_vocabulary(vocabularies[0])
+    spec.register_target_vocabulary(vocabularies[1])
     # As in training: a source ends in </s>, and </s> is what the decoder reads first.
     spec.config.add_source_eos = True
     spec.config.decoder_start_token = spec.config.eos_token
     return spec
 
 
+def _options(config: ModelConfig, side: str) -> dict[str, Any]:
+    from ctranslate2.specs import common_spec
+
+    stack = getattr(config, side)
+    return {"num_layers": stack.num_layers, "num_heads": stack.num_heads, "pre_norm": stack.is_pre_norm,
+            "activation": getattr(common_spec.Activation, ACTIVATIONS[config.activation]),
+            "layernorm_embedding": config.embedding.has_norm}
+
+
 def _fill_stack(spec: Any, config: ModelConfig, weights: dict[str, np.ndarray], side: str) -> None:
     embedding = "source_embedding" if side == "encoder" else "target_embedding"
-    table = weights.get(f"{embedding}.table.weight", weights["source_embedding.table.weight"])
+    own = f"{embedding}.table.weight"
+    table = weights[own if own in weights else "source_embedding.table.weight"]
     (spec.embeddings[0] if side == "encoder" else spec.embeddings).weight = table
-    spec.scale_embeddings = math.sqrt(table.shape[1]) if config.embedding.is_scaled else 1.0
-    spec.position_encodings.encodings = _positions(config, weights, side, embedding, table.shape[1])
+    dim = getattr(config, side).model_dim
+    spec.scale_embeddings = math.sqrt(dim) if config.embedding.is_scaled else 1.0
+    spec.position_encodings.encodings = _positions(config, weights, side, embedding, dim)
     if config.embedding.has_norm:
         _fill_norm(spec.layernorm_embedding, weights, f"{embedding}.norm")
     if f"{side}.norm.weight" in weights:
@@ -105,7 +128,7 @@ def _fill_stack(spec: Any, config: ModelConfig, weights: dict[str, np.ndarray], 
         for part, linear in enumerate(("in_proj", "out_proj")):
             _fill_linear(layer.self_attention.linear[part], weights, f"{name}.attention.{linear}")
         _fill_norm(layer.self_attention.layer_norm, weights, f"{name}.attn_residual.norm")
-        if side == "decoder":
+        if f"{name}.cross_residual.norm.weight" in weights:
             for part, linear in enumerate(("q_proj", "kv_proj", "out_proj")):
                 _fill_linear(layer.attention.linear[part], weights, f"{name}.cross_attention.{linear}")
             _fill_norm(layer.attention.layer_norm, weights, f"{name}.cross_residual.norm")

@@ -27,15 +27,17 @@ def is_exported(path: Path) -> bool:
     return (path / WEIGHTS_NAME).is_file() and (path / CONFIG_NAME).is_file()
 
 
-def file_keys(languages: Sequence[str]) -> list[str]:
-    """What files are called after: the languages, made different where one language stands on both sides."""
+def file_keys(task: str, languages: Sequence[str]) -> list[str]:
+    """What files are called after: the languages, made different where one stands on both sides; dict.txt for a single text."""
+    if task != "translation":
+        return ["", *languages[1:]]
     return [language if language not in languages[:place] else f"{language}{place + 1}"
             for place, language in enumerate(languages)]
 
 
 def write_texts(folder: Path, checkpoint: Checkpoint) -> None:
     """Dictionaries and subword models, as a data folder has them."""
-    keys = file_keys(checkpoint.languages)
+    keys = file_keys(checkpoint.task, checkpoint.languages)
     for key, text in zip(keys, checkpoint.dictionaries, strict=True):
         (folder / dictionary_name(key)).write_bytes(text.encode("utf-8"))
     save_subwords(folder, dict(zip(keys, checkpoint.subword_models(), strict=True)))
@@ -60,7 +62,7 @@ def read_folder(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
     try:
         weights = load_file(folder / WEIGHTS_NAME, device=str(device))
         languages = tuple(described["languages"])
-        keys = file_keys(languages)
+        keys = file_keys(described["task"], languages)
         subwords = load_subwords(folder)
         return Checkpoint(
             config=described["config"], languages=languages,
