@@ -127,6 +127,8 @@ def _main(words: list[str]) -> int:
         return 0
     from lamina.config.parser import parse, resolve
 
+    if words[0].replace("_", "-").startswith("--local-rank=") and len(words) > 1:
+        words = [words[1], words[0], *words[2:]]  # where torch.distributed.launch puts it: before the command
     name, rest = find_command(words)
     command = COMMANDS[name]
     config_class: type = load(command.config)  # type: ignore[assignment]

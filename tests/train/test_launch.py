@@ -2,9 +2,10 @@
 
 import pytest
 
+from lamina.cli import main
 from lamina.config.ranks import RanksConfig
 from lamina.errors import ConfigError
-from lamina.train.launch import Place, find_place, first_host, num_to_start
+from lamina.train.launch import Place, find_place, first_host, num_to_start, own_gpu
 
 TORCHRUN = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "node01", "MASTER_PORT": "29500"}
 SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_JOB_ID": "20007",
@@ -48,6 +49,19 @@ def test_processes_to_start(config, environ, num_gpus, number):
 def test_more_processes_than_gpus():
     with pytest.raises(ConfigError, match=r"is 8, but this machine shows 2 GPUs\. Leave it out and multiply --update-freq"):
         num_to_start(RanksConfig(world_size=8), {}, 2)
+
+
+def test_the_old_launcher_puts_a_word_before_the_command(capsys):
+    assert main(["--local_rank=1", "train", "DATA", "--max-tokens", "64", "--print-config"]) == 0
+    assert "device-id: 1" in capsys.readouterr().out
+
+
+def test_gpu_of_a_process():
+    assert own_gpu(Place(5, 8, 1), TORCHRUN, 4) == 1
+    assert own_gpu(Place(5, 8, 1), SLURM, 4) == 1
+    assert own_gpu(Place(5, 8, 1), SLURM, 1) == 0  # --gpus-per-task=1
+    with pytest.raises(ConfigError, match="rank 5 would use GPU 1 of its machine, counted from 0, which shows 1"):
+        own_gpu(Place(5, 8, 1), TORCHRUN, 1)
 
 
 @pytest.mark.parametrize(("nodes", "host"), [("node07", "node07"), ("node[07-09,12],other3", "node07"), ("a1,b2", "a1"),

@@ -64,6 +64,16 @@ def first_host(nodes: str) -> str:
     return match[1] + (match[2] or "")
 
 
+def own_gpu(place: Place, environ: Mapping[str, str], num_gpus: int) -> int:
+    """Of those that this process sees. Slurm's --gpus-per-task shows each task its own alone, as number 0."""
+    if num_gpus == 1 and "SLURM_LOCALID" in environ:
+        return 0
+    if place.local >= num_gpus:
+        raise ConfigError(f"rank {place.rank} would use GPU {place.local} of its machine, counted from 0, which shows "
+                          f"{num_gpus}. Start one process a GPU, and no more.")
+    return place.local
+
+
 def num_to_start(config: RanksConfig, environ: Mapping[str, str], num_gpus: int) -> int:
     """How many processes this one should start and wait for; 1: none, it is the run itself."""
     if "RANK" in environ or int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 or not config.starts_itself:
@@ -126,11 +136,8 @@ def joined(config: RanksConfig, *, is_on_gpu: bool) -> Iterator[Ranks]:
     place = find_place(config, os.environ)
     device = torch.device("cpu")
     if is_on_gpu:
-        if place.local >= torch.cuda.device_count():
-            raise ConfigError(f"rank {place.rank} would use GPU {place.local} of its machine, which shows "
-                              f"{torch.cuda.device_count()}. Start one process a GPU, and no more.")
-        torch.cuda.set_device(place.local)
-        device = torch.device("cuda", place.local)
+        device = torch.device("cuda", own_gpu(place, os.environ, torch.cuda.device_count()))
+        torch.cuda.set_device(device)
     if place.size == 1:
         yield Ranks(device=device) if is_on_gpu else ALONE
         return

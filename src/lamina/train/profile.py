@@ -31,7 +31,6 @@ def fill_omegas_(model: nn.Module, init: ProfiledInit, first_batches: Callable[[
     if isinstance(init, AdaptiveProfiling):
         write_profile(save_dir / PROFILE_NAME, profile)
         note(f"Admin: wrote {save_dir / PROFILE_NAME}; the same line with --init-type adaptive trains with it")
-    # One process so far: with more, the first one's profile is everybody's, and is sent around here.
     set_omegas_(model, profile)
 
 
