@@ -45,6 +45,27 @@ def test_dictionaries_are_named(tmp_path, capsys):
     assert lamina.load(path, dict_dir=tmp_path / "data").vocabularies == lamina.load(tmp_path / "new.pt").vocabularies
 
 
+def test_half_precision_becomes_single(tmp_path):
+    """As --fp16 writes it; here weights are float32."""
+    content = fixture_content(PLAIN)
+    content["model"] = {name: tensor.half() for name, tensor in content["model"].items()}
+    write_dictionaries(tmp_path, PLAIN)
+    torch.save(content, tmp_path / "old.pt")
+    assert main(["convert", str(tmp_path / "old.pt"), "--output", str(tmp_path / "new.pt")]) == 0
+    weights = load_checkpoint(tmp_path / "new.pt").weights
+    for name, parameter in read_model(PLAIN).named_parameters():
+        assert weights[name].dtype == torch.float32
+        assert torch.equal(weights[name], parameter.half().float()), name
+
+
+def test_fold_and_prune_take_it_as_it_is(tmp_path):
+    path = write_fixture_file(tmp_path, "admin_adaptive")
+    assert main(["fold", str(path), "--output", str(tmp_path / "folded.pt")]) == 0
+    assert load_checkpoint(tmp_path / "folded.pt").config["init-type"] == "default"
+    assert main(["prune", str(path), "--encoder-layers-to-keep", "0,", "--output", str(tmp_path / "small.pt")]) == 0
+    assert load_checkpoint(tmp_path / "small.pt").model_config().encoder.num_layers == 1
+
+
 def test_a_fork_says_what_it_said_before(tmp_path):
     """From the file to log-probabilities, through lamina.load."""
     fixture = "sf_att_hard_gate08"
