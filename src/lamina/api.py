@@ -59,8 +59,9 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
     places = DictionaryPlaces.of(*folders, source_lang=source_lang, target_lang=target_lang)
     for number, place in enumerate(paths):
         # One at a time: what a checkpoint holds for training may be three times the model.
-        checkpoint = made_ready(load_any(place, places=places, notice=notice or warn_in_python), place, overrides,
-                                notice=notice or warn_in_python, say=say or silent)
+        whole = load_any(place, places=places, notice=notice or warn_in_python, is_resumable=False)
+        checkpoint = made_ready(whole, place, overrides, notice=notice or warn_in_python, say=say or silent)
+        del whole
         if number == 0:
             task, vocabularies, subwords = checkpoint.task, checkpoint.vocabularies(), checkpoint.subword_models()
             languages = checkpoint.languages

@@ -285,6 +285,7 @@ def test_moments_find_their_parameters(tmp_path, is_flat):
     content = fixture_content(PLAIN)
     expected = add_optimizer(content, is_flat=is_flat)
     training = saved(tmp_path, content)
+    assert "optimizer" not in load_any(tmp_path / "x.pt", is_resumable=False).training
     assert training["optimizer_kind"] == "adam"
     assert int(training["optimizer"]["step"]) == 60
     assert training["progress"] == {"updates": 60, "epoch": 3}

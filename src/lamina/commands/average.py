@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from lamina import console
@@ -18,7 +19,8 @@ def run(config: AverageConfig) -> None:
     paths, output = choose_inputs(config), Path(config.output)
     check_output(output, paths)
     with console.progress("averaging", len(paths)) as advance:
-        averaged = average_checkpoints(paths, advance=advance, note=console.warn, load=load_any)
+        averaged = average_checkpoints(paths, advance=advance, note=console.warn,
+                                       load=partial(load_any, is_resumable=False))
     save_checkpoint(output, averaged)
     noun = "checkpoint" if len(paths) == 1 else "checkpoints"
     print(f"| averaged {len(paths)} {noun}: {', '.join(map(str, paths))}")

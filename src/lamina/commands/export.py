@@ -36,7 +36,7 @@ def run(config: ExportConfig) -> None:
     from lamina.interop.loading import load_any
 
     path, output = Path(config.checkpoint), Path(config.output)
-    checkpoint = load_any(path, places=DictionaryPlaces.of(config.dict_dir), notice=console.notice)
+    checkpoint = load_any(path, places=DictionaryPlaces.of(config.dict_dir), notice=console.notice, is_resumable=False)
     with whole_folder(output) as folder:
         written = _write(config.format, folder, checkpoint)
         usage = _CTRANSLATE2_USES[written.task] if config.format == "ctranslate2" else _USES[config.format]

@@ -75,8 +75,12 @@ def is_fairseq(content: Any) -> bool:
     return isinstance(content, dict) and isinstance(content.get("model"), Mapping) and ("args" in content or "cfg" in content)
 
 
-def checkpoint_from_fairseq(content: Mapping[str, Any], path: Path, places: DictionaryPlaces, notice: Notice) -> Checkpoint:
-    """The checkpoint that computes what the file's model computes, cut to the layers that its arguments name."""
+def checkpoint_from_fairseq(content: Mapping[str, Any], path: Path, places: DictionaryPlaces, notice: Notice, *,
+                            is_resumable: bool = True) -> Checkpoint:
+    """The checkpoint that computes what the file's model computes, cut to the layers that its arguments name.
+
+    Whoever only uses the model can do without the optimizer's state, which is twice its size.
+    """
     args = flat_args(content)
     arch = str(args.get("arch") or "unknown")
     try:
@@ -100,7 +104,7 @@ def checkpoint_from_fairseq(content: Mapping[str, Any], path: Path, places: Dict
         dictionaries=tuple(vocabulary.to_text() for vocabulary in vocabularies),
         subwords=tuple(subwords),
         weights={name: parameter.detach() for name, parameter in model.named_parameters()},
-        training=_training(content, args, described, model, notice),
+        training=_training(content, args, described, model, is_resumable=is_resumable),
         metrics=_metrics(content),
     )
     return checkpoint if described.keep == Keep() else prune_checkpoint(checkpoint, described.keep)
@@ -244,16 +248,16 @@ def _metrics(content: Mapping[str, Any]) -> dict[str, float]:
     return {"loss": float(loss)} if isinstance(loss, (int, float)) else {}
 
 
-def _training(content: Mapping[str, Any], args: Mapping[str, Any], described: Described, model: nn.Module,
-              notice: Notice) -> dict[str, Any]:
-    """Progress, and the optimizer's state where ours has a place for it; otherwise `notice` hears why not."""
+def _training(content: Mapping[str, Any], args: Mapping[str, Any], described: Described, model: nn.Module, *,
+              is_resumable: bool) -> dict[str, Any]:
+    """Progress, and the optimizer's state where ours has a place for it; otherwise `optimizer_problem` says why not."""
     history = content.get("optimizer_history") or [{}]
     last = _plain(history[-1]) if isinstance(history, list) else {}
     epoch = _plain(_plain(content.get("extra_state")).get("train_iterator")).get("epoch")
     training: dict[str, Any] = {"from": "fairseq", "progress": {"updates": _count(last.get("num_updates"), 0),
                                                                 "epoch": _count(epoch, 1)}}
     stored, kind = _plain(content.get("last_optimizer_state")), str(args.get("optimizer"))
-    if not stored:
+    if not stored or not is_resumable:
         return training
     problem = "" if kind in _MOMENTS else f"--optimizer {kind} keeps another state here"
     if not problem:

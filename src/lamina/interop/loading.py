@@ -17,12 +17,15 @@ Notice = Callable[[str], object]
 
 
 def load_any(path: str | Path, device: torch.device | str = "cpu", *, places: DictionaryPlaces | None = None,
-             notice: Notice = lambda _: None) -> Checkpoint:
-    """`places` says where the dictionaries of a foreign checkpoint lie, besides its own folder; `notice` hears remarks."""
+             notice: Notice = lambda _: None, is_resumable: bool = True) -> Checkpoint:
+    """`places` says where the dictionaries of a foreign checkpoint lie, besides its own folder; `notice` hears remarks.
+
+    One that is not to be resumable is read faster where it is foreign.
+    """
     if Path(path).is_dir():
         return read_folder(Path(path), device)
     content = read_archive(path, device, READABLE)
-    return checkpoint_of(content, path) if _is_ours(content) else _from_foreign(content, path, places, notice)
+    return checkpoint_of(content, path) if _is_ours(content) else _from_foreign(content, path, places, notice, is_resumable)
 
 
 def load_foreign(path: str | Path, *, places: DictionaryPlaces | None = None, notice: Notice = lambda _: None) -> Checkpoint:
@@ -39,11 +42,12 @@ def _is_ours(content: Any) -> bool:
     return isinstance(content, dict) and "lamina_format" in content
 
 
-def _from_foreign(content: Any, path: str | Path, places: DictionaryPlaces | None, notice: Notice) -> Checkpoint:
+def _from_foreign(content: Any, path: str | Path, places: DictionaryPlaces | None, notice: Notice,
+                  is_resumable: bool = True) -> Checkpoint:
     if not is_fairseq(content):
         raise CheckpointError(f"{path} is not a checkpoint of Lamina or fairseq.")
     try:
-        return checkpoint_from_fairseq(content, Path(path), places or DictionaryPlaces(), notice)
+        return checkpoint_from_fairseq(content, Path(path), places or DictionaryPlaces(), notice, is_resumable=is_resumable)
     except LaminaError:
         raise
     except Exception as error:  # a stranger's file may hold anything in any place
