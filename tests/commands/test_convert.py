@@ -1,22 +1,18 @@
 """`lamina convert`, and fairseq's checkpoints wherever a command takes one."""
 
-import argparse
-
 import pytest
 import torch
 
 import lamina
-from fairseq_files import fixture_content, write_dictionaries, write_fixture_file
+from fairseq_files import as_fairseq, fixture_content, write_dictionaries, write_fixture_file
 from golden_files import read_model, read_tensors
 from lamina.checkpoint.format import load_checkpoint, read_archive
 from lamina.cli import main
-from lamina.interop.fairseq import places
 from lamina.interop.fairseq_file import READABLE
 from tiny import TINY_FLAGS, make_data
 
 PLAIN = "transformer_shared_all_embeddings"
 TRAIN = (*TINY_FLAGS, "--optimizer", "adam", "--dropout", "0", "--cpu", "--no-epoch-checkpoints")
-KINDS = ("weight", "bias")
 
 
 @pytest.mark.parametrize("fixture", [PLAIN, "admin_adaptive", "sf_att_hard_gate08", "transformer_lm_adaptive", "roberta_tiny"])
@@ -85,30 +81,6 @@ def trained(tmp_path_factory):
     checkpoint = load_checkpoint(folder / "ours" / "checkpoint_last.pt")
     torch.save(as_fairseq(checkpoint), folder / "theirs.pt")
     return folder
-
-
-def as_fairseq(checkpoint):
-    """In fairseq's order of parameters, with its Adam's state; `places` says where each comes from."""
-    names = ["encoder.embed_tokens.weight"]
-    for side, blocks in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"])):
-        for block in blocks:
-            names += [f"{side}.layers.0.{block}.{one}_proj.{kind}" for one in ("k", "v", "q", "out") for kind in KINDS]
-            names += [f"{side}.layers.0.{block}_layer_norm.{kind}" for kind in KINDS]
-        names += [f"{side}.layers.0.{part}.{kind}" for part in ("fc1", "fc2", "final_layer_norm") for kind in KINDS]
-
-    def gathered(tensors):
-        return {name: place.view(tensors[place.name]).clone() for name in names for place in places(name)}
-
-    weights, state = gathered(checkpoint.weights), checkpoint.training["optimizer"]
-    moments = zip(*(gathered(state[name]).values() for name in ("exp_avg", "exp_avg_sq")), strict=True)
-    args = {name.replace("-", "_"): value for name, value in checkpoint.config.items()
-            if name.startswith(("encoder-", "decoder-", "share-", "optimizer"))}
-    args |= {"task": "translation", "arch": "transformer", "source_lang": "en", "target_lang": "xx", "dropout": 0.0}
-    stored = {number: {"step": 3, "exp_avg": one, "exp_avg_sq": other} for number, (one, other) in enumerate(moments)}
-    return {"args": argparse.Namespace(**args), "model": weights | {"decoder.embed_tokens.weight": weights[names[0]]},
-            "optimizer_history": [{"num_updates": 3}],
-            "extra_state": {"train_iterator": {"epoch": checkpoint.training["progress"]["epoch"]}},
-            "last_optimizer_state": {"state": stored, "param_groups": [{"params": list(stored), "lr": 0.001}]}}
 
 
 def weights_after(folder, save_dir, *flags):
