@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+import lamina.train.update as update_module
 from lamina.config.optim import Sgd
 from lamina.config.train import OptimizationConfig, PrecisionConfig
 from lamina.errors import DivergenceError
 from lamina.models.build import build_model
+from lamina.train.loss import batch_loss
 from lamina.train.progress import Progress
 from lamina.train.scale import LossScale
 from lamina.train.update import Updater, UpdateResult
@@ -142,3 +144,61 @@ def test_an_overflow_in_float16_is_skipped_and_counted_as_no_step():
     progress = Progress()
     Watch(progress, precision, updater.weights.names, torch.device("cpu"), torch.float16).add(result, 0.1)
     assert progress.epoch_tokens == 0
+
+
+class SmallMemory:
+    """A loss that runs out of memory on batches above some number of rows, before or in the middle of backward."""
+
+    def __init__(self, monkeypatch, max_rows, where):
+        self.rows = []
+        monkeypatch.setattr(update_module, "batch_loss", self)
+        self.max_rows, self.where = max_rows, where
+
+    def __call__(self, model, batch, *rest):
+        self.rows.append(batch.num_sentences)
+        sums = batch_loss(model, batch, *rest)
+        if batch.num_sentences <= self.max_rows:
+            return sums
+        if self.where == "forward":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return sums._replace(loss=FailsBackward.apply(sums.loss, model.source_embedding.table.weight))
+
+
+class FailsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, loss, weight):
+        ctx.weight = weight
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.weight.grad.add_(1e6)  # what was added before memory ran out
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_batch_that_does_not_fit_is_computed_in_halves(monkeypatch, where, dtype):
+    whole, halves, notes = new_updater(dtype=dtype), new_updater(dtype=dtype), []
+    halves.memory.note = notes.append
+    batches = [batch_of(slice(0, 2)), batch_of(slice(0, 8), seed=1)]
+    one = whole.update(batches, 0.1, seed=1)
+    small = SmallMemory(monkeypatch, max_rows=3, where=where)
+    two = halves.update(batches, 0.1, seed=1)
+    assert small.rows == [2, 8, 2, 4, 2, 2, 2, 2, 2]  # all of it, then in halves, then in quarters
+    close = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
+    torch.testing.assert_close(one.numbers, two.numbers, **close)
+    torch.testing.assert_close(whole.weights.master, halves.weights.master, **close)
+    assert (one.num_tokens, one.num_sentences) == (two.num_tokens, two.num_sentences)
+    # From now on such batches are cut at once, and nothing more is said.
+    small.rows.clear()
+    halves.update(batches, 0.1, seed=2)
+    assert small.rows == [2, 2, 2, 2, 2]
+    assert len(notes) == 1
+    assert "memory ran out on a batch of 8 rows" in notes[0]
+
+
+def test_a_single_row_that_does_not_fit_is_an_error(monkeypatch):
+    SmallMemory(monkeypatch, max_rows=0, where="forward")
+    with pytest.raises(torch.OutOfMemoryError):
+        new_updater().update([batch_of(slice(0, 4))], 0.1, seed=1)

@@ -183,7 +183,7 @@ def read_archive(path: str | Path, device: torch.device | str = "cpu",
             str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise DamageError(f"{path} cannot be read as a checkpoint ({reason}). It may be damaged or of another "
                           "program; try an earlier one.") from None
-    if isinstance(content, dict) and content.get("is_sealed") and not is_sealed:
+    if isinstance(content, dict) and content.get("is_sealed") is True and not is_sealed:
         raise DamageError(f"{path} is damaged: its checksum, at the end, is missing. Copy it again, or take an earlier one.")
     return content
 
@@ -198,7 +198,7 @@ def checkpoint_of(content: Any, path: str | Path) -> Checkpoint:
     """The content of a file of ours."""
     if not isinstance(content, dict) or "lamina_format" not in content:
         raise CheckpointError(f"{path} is not a checkpoint of Lamina.")
-    if content["lamina_format"] != FORMAT:
+    if type(content["lamina_format"]) is not int or content["lamina_format"] != FORMAT:
         raise CheckpointError(f"{path} has format {str(content['lamina_format'])[:20]}; this Lamina reads format {FORMAT}. "
                               "Use the Lamina that wrote it, or a newer one.")
     missing = sorted(item.name for item in fields(Checkpoint) if item.name not in content and item.default_factory is MISSING)

@@ -48,6 +48,9 @@ class AnyBatch(Protocol):
 
     def to(self, device: torch.device) -> AnyBatch: ...
 
+    def rows(self, rows: slice) -> AnyBatch:
+        """Some of its examples, as a batch of their own."""
+
 
 B = TypeVar("B")
 
@@ -78,6 +81,11 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         return moved(self, device)
 
+    def rows(self, rows: slice) -> Batch:
+        source, target_out = self.source[rows], self.target_out[rows]
+        return Batch(source, self.target_in[rows], target_out, num_source_tokens=int(source.ne(PAD).sum()),
+                     num_target_tokens=int(target_out.ne(PAD).sum()), indices=self.indices[rows])
+
 
 @dataclass(frozen=True)
 class TokenBatch:
@@ -99,6 +107,11 @@ class TokenBatch:
 
     def to(self, device: torch.device) -> TokenBatch:
         return moved(self, device)
+
+    def rows(self, rows: slice) -> TokenBatch:
+        target = self.target[rows]
+        return TokenBatch(self.tokens[rows], target, num_target_tokens=int(target.ne(PAD).sum()), indices=self.indices[rows],
+                          target_on_host=None if self.target_on_host is None else self.target_on_host[rows])
 
 
 def moved(batch: B, device: torch.device) -> B:

@@ -45,6 +45,13 @@ class MaskedBatch:
     def to(self, device: torch.device) -> MaskedBatch:
         return moved(self, device)
 
+    def rows(self, rows: slice) -> MaskedBatch:
+        start, stop, _ = rows.indices(len(self.tokens))
+        width = self.tokens.size(1)
+        is_inside = (self.places >= start * width) & (self.places < stop * width)
+        return MaskedBatch(self.tokens[rows], self.places[is_inside] - start * width, self.target[is_inside],
+                           self.indices[rows])
+
 
 class MaskedBlocks:
     """Blocks with <s> in front, masked anew each epoch. A mask depends on the seed, the epoch and the block alone."""

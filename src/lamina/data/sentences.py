@@ -43,6 +43,9 @@ class SentenceBatch:
     def to(self, device: torch.device) -> SentenceBatch:
         return moved(self, device)
 
+    def rows(self, rows: slice) -> SentenceBatch:
+        return SentenceBatch(self.tokens[rows], self.target[rows], self.indices[rows])
+
 
 @dataclass(frozen=True)
 class Frame:

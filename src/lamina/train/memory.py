@@ -2,13 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from lamina.config.train import TrainConfig
+from lamina.data.batching import AnyBatch
 from lamina.errors import MemoryShortageError
+
+
+class MemoryLimit:
+    """How large a batch may be, as found out by running out of memory; larger ones are cut in two, and in two again.
+
+    The gradient is a sum over tokens that is divided once, so that pieces give the one of the whole.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self.note = note
+        self.trying: AnyBatch | None = None  # what is being computed
+        self._too_large: int | None = None  # the smallest size that did not fit
+
+    def cut(self, batch: AnyBatch) -> list[AnyBatch]:
+        if self._too_large is None or _size(batch) < self._too_large or batch.num_sentences < 2:
+            return [batch]
+        half = batch.num_sentences // 2
+        return [*self.cut(batch.rows(slice(0, half))), *self.cut(batch.rows(slice(half, batch.num_sentences)))]
+
+    def can_cut_smaller(self) -> bool:
+        """After what was being tried did not fit: remembers that, and says so the first time."""
+        batch, self.trying = self.trying, None
+        if batch is None or batch.num_sentences < 2:
+            return False
+        if self._too_large is None:
+            self.note(f"the GPU's memory ran out on a batch of {batch.num_sentences} rows: it is computed in two halves, which "
+                      "give the same gradient, and so is every batch as large from now on; a smaller --max-tokens or "
+                      "--batch-size avoids it")
+        self._too_large = _size(batch)
+        return True
+
+    def free(self) -> None:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _size(batch: AnyBatch) -> int:
+    return sum(tensor.numel() for tensor in batch.inputs)
 
 
 @contextmanager

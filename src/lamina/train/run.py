@@ -88,7 +88,8 @@ class Run:
         self.layer_drop = LayerDrop(config.model, config.seed)
         for parameter in self.model.parameters():
             ranks.broadcast_(parameter.data)  # Admin's omegas are measured by the first rank alone
-        self.updater = Updater(self.model, optimization, config.precision, self.dtype, ranks, self._weights())
+        self.updater = Updater(self.model, optimization, config.precision, self.dtype, ranks, self._weights(),
+                               self.reporter.note)
         if start is not None and start.is_resumed:
             self.progress = restore_training(start, self.updater, config, self.reporter.note)
         self._check_same_start()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from lamina.config.train import OptimizationConfig, PrecisionConfig
 from lamina.data.batching import AnyBatch
 from lamina.nn.stack import ALL_RUN, Runs
 from lamina.train.loss import batch_loss
+from lamina.train.memory import MemoryLimit
 from lamina.train.optim import build_optimizer
 from lamina.train.ranks import ALONE, Ranks
 from lamina.train.scale import LossScale
@@ -37,11 +38,13 @@ class Updater:
     """Model, weights, loss scale and optimizer, moved together by `update`."""
 
     def __init__(self, model: Any, optimization: OptimizationConfig, precision: PrecisionConfig,
-                 dtype: torch.dtype = torch.float32, ranks: Ranks = ALONE, weights: FlatWeights | None = None) -> None:
+                 dtype: torch.dtype = torch.float32, ranks: Ranks = ALONE, weights: FlatWeights | None = None,
+                 note: Callable[[str], None] = lambda _: None) -> None:
         self.model = model
         self.optimization = optimization
         self.ranks = ranks
         self.weights = weights or FlatWeights(model, dtype)
+        self.memory = MemoryLimit(note)
         self.optimizer = build_optimizer(optimization.optimizer, self.weights.master)
         self.scale = LossScale(precision, self.weights.master.device, is_on=dtype == torch.float16,
                                default_window=2**14 // optimization.update_freq[0])
@@ -55,22 +58,7 @@ class Updater:
         """
         if not self.model.training:
             self.model.train()  # not each time: a deep model has a thousand parts to tell
-        self.weights.zero_grad_()
-        losses, own = [], []
-        for number, batch in enumerate(batches):
-            place = self.ranks.rank + number * self.ranks.size
-            # Seeded by the number of the update and the batch's place in it: a resumed run draws the same dropout as one
-            # that never stopped, and several ranks the same as one.
-            torch.manual_seed(seed + place * SEED_STRIDE)
-            if number == len(batches) - 1:
-                self.weights.expect_last_(runs)
-            sums = batch_loss(self.model, batch, self.optimization.criterion, runs)
-            is_filler = total is not None and place >= total
-            (sums.loss * (0.0 if is_filler else self.scale.value)).backward()
-            self.weights.collect_grad_()
-            if not is_filler:
-                losses.append(torch.stack([sums.loss.detach(), sums.nll]))
-                own.append(batch)
+        losses, own = self._add_up_gradients(batches, seed, runs, total)
         self.weights.sum_grad_(runs)
         num_tokens, num_sentences = self.ranks.sum(sum(batch.num_target_tokens for batch in own),
                                                    sum(batch.num_sentences for batch in own))
@@ -87,6 +75,43 @@ class Updater:
         self.scale.update_(ok)
         numbers = torch.cat([loss_sums, torch.stack([norm, scale_used, ok.float()])])
         return UpdateResult(numbers, norms, num_tokens, num_sentences)
+
+    def _add_up_gradients(self, batches: Sequence[AnyBatch], seed: int, runs: Runs,
+                          total: int | None) -> tuple[list[Tensor], list[AnyBatch]]:
+        """Of all batches, in smaller pieces where memory runs out: loss and nll of each piece, and the pieces."""
+        self.weights.zero_grad_()
+        while True:
+            try:
+                return self._pass_over([self.memory.cut(batch) for batch in batches], seed, runs, total)
+            except torch.OutOfMemoryError as error:
+                # Ranks that wait for each other's gradients cannot begin again.
+                if self.ranks.size > 1 or not self.memory.can_cut_smaller():
+                    raise
+                # Otherwise it would keep alive all that the pass has allocated.
+                error.__traceback__ = None
+            self.memory.free()
+            self.weights.forget_grad_()
+
+    def _pass_over(self, batches: Sequence[Sequence[AnyBatch]], seed: int, runs: Runs,
+                   total: int | None) -> tuple[list[Tensor], list[AnyBatch]]:
+        losses, own = [], []
+        for number, pieces in enumerate(batches):
+            place = self.ranks.rank + number * self.ranks.size
+            # Seeded by the number of the update and the batch's place in it: a resumed run draws the same dropout as one
+            # that never stopped, and several ranks the same as one.
+            torch.manual_seed(seed + place * SEED_STRIDE)
+            if number == len(batches) - 1:
+                self.weights.expect_last_(runs)
+            is_filler = total is not None and place >= total
+            for piece in pieces:
+                self.memory.trying = piece
+                sums = batch_loss(self.model, piece, self.optimization.criterion, runs)
+                (sums.loss * (0.0 if is_filler else self.scale.value)).backward()
+                self.weights.collect_grad_()
+                if not is_filler:
+                    losses.append(torch.stack([sums.loss.detach(), sums.nll]))
+                    own.append(piece)
+        return losses, own
 
     def _unless_known(self, ok: Tensor) -> Tensor | None:
         """None where the host can see for free that all is well, which spares the optimizer its masks."""

@@ -83,6 +83,11 @@ class FlatWeights:
     def zero_grad_(self) -> None:
         self.grad.zero_()
 
+    def forget_grad_(self) -> None:
+        """Also what a pass left behind that came to no end."""
+        self.compute_grad.zero_()
+        self.zero_grad_()
+
     def grad_norms(self) -> Tensor:
         """One norm a parameter, in one multi-tensor kernel; they also tell which gradient was not finite. (P,)"""
         return torch.stack(torch._foreach_norm(self._grad_views))
