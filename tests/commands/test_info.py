@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fairseq_files import write_fixture_file
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
 from tiny import TINY_FLAGS, make_data
@@ -65,6 +66,14 @@ def test_what_it_was_made_from(folder, capsys):
     assert info["model"]["encoder"]["layers"] == 1
     assert main(["info", str(folder / "small.pt")]) == 0
     assert "pruned from  checkpoint_last.pt" in capsys.readouterr().out
+
+
+def test_a_foreign_file_and_a_folder(folder, tmp_path, capsys):
+    info = described(capsys, write_fixture_file(tmp_path / "old", "transformer_postln"))
+    assert info["made_from"] == {"from": "fairseq"}
+    assert info["parameters"]["total"] > 0
+    assert main(["export", str(folder / "checkpoint_last.pt"), "--output", str(tmp_path / "out")]) == 0
+    assert described(capsys, tmp_path / "out")["model"]["encoder"]["layers"] == 2
 
 
 def test_a_file_that_is_no_checkpoint(tmp_path, capsys):

@@ -385,6 +385,34 @@ def test_a_checkpoint_says_where_it_comes_from(data, tmp_path):
     assert checkpoint.origin["time"].startswith("20")
 
 
+@pytest.mark.parametrize("fault", ["disappears", "changes"])
+def test_data_that_goes_away_costs_nothing(data, tmp_path, capsys, monkeypatch, fault):
+    import lamina.train.run as run_module
+
+    own, out, flags = tmp_path / "data", tmp_path / "out", ["--max-epoch", "3", "--dropout", "0.2"]
+    shutil.copytree(data, own)
+    assert train(str(own), tmp_path / "whole", *flags) == 0
+    path, real = own / "train.en-xx.en.bin", run_module.Updater.update
+
+    def update_and_break(self, batches, lr, seed, *rest):
+        if seed == (1 << 32) + 4:  # in the second epoch
+            path.rename(tmp_path / "kept")
+            if fault == "changes":
+                shutil.copy(tmp_path / "kept", path)
+        return real(self, batches, lr, seed, *rest)
+
+    monkeypatch.setattr(run_module.Updater, "update", update_and_break)
+    capsys.readouterr()
+    assert train(str(own), out, *flags) == 2
+    assert re.search(r"train.en-xx.en.bin has (disappeared|changed since).* Checkpoints so far are whole", error_of(capsys))
+    assert last(out).training["progress"]["epoch"] == 3
+    monkeypatch.undo()
+    (tmp_path / "kept").replace(path)
+    assert train(str(own), out, *flags) == 0
+    one, other = last(tmp_path / "whole"), last(out)
+    assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+
+
 def test_another_model_or_optimizer_than_the_checkpoints(data, tmp_path, capsys):
     assert train(data, tmp_path, "--max-update", "1") == 0
     capsys.readouterr()

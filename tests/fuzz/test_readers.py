@@ -34,6 +34,7 @@ from lamina.data.folder import read_manifest
 from lamina.errors import LaminaError
 from lamina.init.pretrained import fill_table_
 from lamina.interop.fairseq_file import DictionaryPlaces
+from lamina.interop.folder import write_folder
 from lamina.interop.loading import load_any
 from lamina.models.build import build_model
 from lamina.text.subword import Whitespace, learn_subword, load_subwords, subword_from_dict, subword_to_dict
@@ -310,6 +311,29 @@ def test_fields_of_a_checkpoint(folder, changes):
 def test_fields_of_a_foreign_checkpoint(folder, changes):
     torch.save({**fixture_content("transformer_postln"), **changes}, folder / "foreign.pt")
     reads_or_refuses(lambda: use(folder / "foreign.pt"))
+
+
+def _exported(folder):
+    write_folder(folder, _checkpoint())
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+EXPORTED = seeds_of(_exported)
+
+
+@FUZZ
+@given(changes=st.dictionaries(st.sampled_from(sorted(EXPORTED)), mutated(*EXPORTED.values()), max_size=1),
+       described=st.none() | st.dictionaries(st.sampled_from(["lamina_format", "config", "languages", "training", "metrics",
+                                                              "versions"]), JSON, max_size=2))
+def test_exported_folder(folder, changes, described):
+    target = folder / "exported"
+    target.mkdir(exist_ok=True)
+    for name, content in (EXPORTED | changes).items():
+        (target / name).write_bytes(content)
+    if described is not None:
+        whole = json.loads(EXPORTED["config.json"]) | described
+        (target / "config.json").write_text(json.dumps(whole))
+    reads_or_refuses(lambda: use(target))
 
 
 # -- text that people write

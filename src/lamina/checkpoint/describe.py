@@ -14,7 +14,8 @@ from lamina.config.fields import unique_leaves
 from lamina.config.train import TrainConfig
 
 # What `lamina average`, `prune` and `fold` note down under `training`, and how to say it.
-DERIVATIONS = {"averaged": "averaged from", "pruned": "pruned from", "folded": "folded, formerly --init-type"}
+DERIVATIONS = {"averaged": "averaged from", "pruned": "pruned from", "folded": "folded, formerly --init-type",
+               "from": "read from a file of"}
 # The options that make a model more than a plain Transformer, and the values that leave it one.
 TECHNIQUES: dict[str, tuple[Any, ...]] = {
     "surfacefusion": ("none", None), "sf-mode": (None,), "transparent-attention": (False, None),
@@ -29,7 +30,7 @@ def describe(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
     progress = training.get("progress", {})
     parts = parameters_by_part(checkpoint.weights)
     return {
-        "file": {"path": str(path), "bytes": path.stat().st_size, "has_optimizer_state": "optimizer" in training},
+        "file": {"path": str(path), "bytes": _size(path), "has_optimizer_state": "optimizer" in training},
         "model": {"task": checkpoint.task, "arch": config.get("arch"), **_stacks(checkpoint),
                   "dictionaries": {language: len(vocabulary) for language, vocabulary in
                                    zip(checkpoint.languages, checkpoint.vocabularies(), strict=True)},
@@ -59,6 +60,11 @@ def changed_options(config: dict[str, Any]) -> dict[str, Any]:
     defaults = {leaf.name: leaf.default for leaf in unique_leaves(TrainConfig)}
     return {name: value for name, value in config.items() if name not in defaults or value != (
         list(defaults[name]) if isinstance(defaults[name], tuple) else defaults[name])}
+
+
+def _size(path: Path) -> int:
+    """Of the file, or of all files of an exported folder."""
+    return sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.stat().st_size
 
 
 def _stacks(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from lamina.config.fields import build
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, DamageError
-from lamina.files import part_of, replace_durably
+from lamina.files import is_plain_name, part_of, replace_durably
 from lamina.models.build import BUILDERS
 from lamina.provenance import versions
 from lamina.text.subword import Subword, subword_from_dict
@@ -204,7 +204,11 @@ def checkpoint_of(content: Any, path: str | Path) -> Checkpoint:
     missing = sorted(item.name for item in fields(Checkpoint) if item.name not in content and item.default_factory is MISSING)
     if missing:
         raise DamageError(f"{path} lacks {', '.join(missing)}: it is damaged.")
-    checkpoint = Checkpoint(**{item.name: content[item.name] for item in fields(Checkpoint) if item.name in content})
+    return checked(Checkpoint(**{item.name: content[item.name] for item in fields(Checkpoint) if item.name in content}), path)
+
+
+def checked(checkpoint: Checkpoint, path: str | Path) -> Checkpoint:
+    """The same, if its fields hold what they should: whoever uses it may rely on their types."""
     wrong = next(_wrong_fields(checkpoint), None)
     if wrong is not None:
         raise DamageError(f"{path} is damaged: its field {wrong} does not hold what it should.")
@@ -212,7 +216,6 @@ def checkpoint_of(content: Any, path: str | Path) -> Checkpoint:
 
 
 def _wrong_fields(checkpoint: Checkpoint) -> Iterator[str]:
-    """Whoever reads a checkpoint after this may rely on its types."""
     texts = ("languages", "dictionaries")
     mappings: dict[str, Any] = {"config": object, "weights": Tensor, "training": object, "metrics": (int, float),
                                 "versions": str, "origin": str}
@@ -225,6 +228,9 @@ def _wrong_fields(checkpoint: Checkpoint) -> Iterator[str]:
         if not isinstance(values, dict) or not all(isinstance(key, str) for key in values) or not all(
                 isinstance(value, kind) for value in values.values()):
             yield name
+    # They become parts of file names.
+    if not all(map(is_plain_name, checkpoint.languages)):
+        yield "languages"
     if not len(checkpoint.languages) == len(checkpoint.dictionaries) == len(checkpoint.subwords):
         yield "dictionaries"
     if not isinstance(checkpoint.task, str):

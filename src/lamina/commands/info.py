@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lamina import console
 from lamina.config.info import InfoConfig
 
 if TYPE_CHECKING:
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
 
 def run(config: InfoConfig) -> None:
     from lamina.checkpoint.describe import describe
-    from lamina.checkpoint.format import load_checkpoint
+    from lamina.interop.loading import load_any
 
     path = Path(config.checkpoint)
-    described = describe(load_checkpoint(path), path)
+    described = describe(load_any(path, notice=console.notice), path)
     if config.is_json:
         print(json.dumps(described, indent=1, ensure_ascii=False))
         return

@@ -11,9 +11,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from lamina.checkpoint.format import Checkpoint
+from lamina.checkpoint.format import Checkpoint, checked
 from lamina.data.folder import dictionary_name
 from lamina.errors import CheckpointError, DataError
+from lamina.files import read_json
 from lamina.text.subword import load_subwords, save_subwords, subword_to_dict
 
 FORMAT = 1
@@ -64,18 +65,18 @@ def read_folder(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
         languages = tuple(described["languages"])
         keys = file_keys(described["task"], languages)
         subwords = load_subwords(folder)
-        return Checkpoint(
+        return checked(Checkpoint(
             config=described["config"], languages=languages,
             dictionaries=tuple((folder / dictionary_name(key)).read_bytes().decode("utf-8") for key in keys),
             subwords=tuple(subword_to_dict(subwords[key]) for key in keys), weights=weights,
-            training=described["training"], metrics=described["metrics"], versions=described["versions"])
+            training=described["training"], metrics=described["metrics"], versions=described["versions"]), folder)
     except (OSError, KeyError, TypeError, UnicodeDecodeError, SafetensorError, DataError) as error:
         raise CheckpointError(f"{folder} cannot be read as an exported model: {error}. Export it again.") from None
 
 
 def _described(folder: Path) -> dict[str, Any]:
     try:
-        described = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+        described = read_json(folder / CONFIG_NAME)
         if "lamina_format" in described and (folder / WEIGHTS_NAME).is_file():
             return described
     except (OSError, ValueError, TypeError):

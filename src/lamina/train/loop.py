@@ -48,6 +48,7 @@ def _train_until_done(run: Run, wish: StopWish) -> None:
         if run.is_wished_to_stop(wish):
             run.stop_for(wish)
             return
+        run.files.check()
         feed = run.train_feed(progress.epoch)
         num_batches = len(feed.plan(progress.epoch))
         run.reporter.begin_epoch(progress.epoch, num_batches, progress.batches_done)
@@ -55,6 +56,7 @@ def _train_until_done(run: Run, wish: StopWish) -> None:
                              run.ranks.size, has_fillers=run.updater.weights.needs_fillers)
         for _ in run_updates(run.updater, run.schedule, shares, progress, run.watch, run.config.seed,
                              run.layer_drop):
+            run.files.look()
             is_over = progress.batches_done >= num_batches or run.why_stop()
             if not run.why_stop() and run.is_wished_to_stop(wish):
                 run.stop_for(wish, is_check_skipped=not is_over and run.is_check_due())

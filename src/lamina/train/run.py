@@ -26,6 +26,7 @@ from lamina.config.train import LARGER_IS_BETTER, TrainConfig
 from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus
 from lamina.data.feed import Feed
+from lamina.data.watch import FilesWatch
 from lamina.errors import CheckpointError, DataError, StopSignal
 from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.interop.loading import load_any
@@ -99,6 +100,7 @@ class Run:
             self.reporter.note(f"ROUGE at validation: {Rouge().signature(num_references=1)}")
         self._valid_feeds = {} if config.validation.is_off else {
             split: self._valid_feed(split) for split in self.task.valid_splits}
+        self.files = FilesWatch(self.task.folders, (config.data.train_subset, *self.task.valid_splits))
         self._last_check: tuple[int, bool] | None = None
         self._sitting_started = time.perf_counter() - self.progress.seconds
 
