@@ -39,8 +39,13 @@ lint: $(VENV)/.linters  ## check style and types, and that installed packages fi
 	$(BIN)/mypy
 	$(BIN)/pip check
 
-docs: $(VENV)/.installed  ## write the generated pages of docs/
+$(VENV)/.site: $(VENV)/.installed
+	$(BIN)/pip install --quiet -e '.[docs]'
+	touch $@
+
+docs: $(VENV)/.site  ## write the generated pages of docs/ and build the site in build/site
 	$(BIN)/python -m lamina.docs docs
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 bench: $(VENV)/.installed  ## measure preprocess, train and LayerDrop on made-up data
 	$(BIN)/python benchmarks/preprocess.py

@@ -159,3 +159,21 @@ def test_the_changelog_begins_with_this_version():
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_documents_name_no_one_machine(path):
     assert not re.search(r"/(?:work|tmp|home)/", read(path))
+
+
+# -- the site
+
+def test_every_page_is_in_the_site(tmp_path):
+    """Built as `make docs` does it, where a link or an anchor that leads nowhere is an error. Nothing comes from elsewhere."""
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings_handlers.python")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for path in (ROOT / "docs").glob("*.md"):
+        page = read(tmp_path / "site" / f"{path.stem}.html")
+        assert not re.search(r'<(?:script|link|img)[^>]+(?:src|href)="(?:https?:)?//', page), path.name
+        assert f'href="{path.stem}.html"' in read(tmp_path / "site" / "quickstart.html") or path.stem == "quickstart", path.name
+    reference = read(tmp_path / "site" / "api.html")
+    assert "The model of a checkpoint, or an ensemble of several" in reference
+    assert ":::" not in reference

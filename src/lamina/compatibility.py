@@ -75,7 +75,8 @@ NO_MASKED_IN_FAIRSEQ = Refusal("is not written in its layout", "only translation
 NO_SURFACE_IN_CTRANSLATE2 = Refusal("SurfaceFusion mixes a second distribution", "CTranslate2's decoder has one output")
 NO_MIX_IN_CTRANSLATE2 = Refusal("its decoder layers read different states of the encoder",
                                 "CTranslate2 gives all decoder layers the encoder's output")
-NO_OTHERS_IN_CTRANSLATE2 = Refusal("it is exported for translation alone", "only translation is exported for CTranslate2")
+NO_MASKED_IN_CTRANSLATE2 = Refusal("translation and language models are",
+                                   "only translation and language models are written for CTranslate2")
 
 
 def refusal(cell: Cell, step: str) -> Refusal | None:
@@ -89,7 +90,7 @@ def refusal(cell: Cell, step: str) -> Refusal | None:
             return NO_FUSION_IN_FAIRSEQ
         return NO_SCALES_IN_FAIRSEQ if cell.residual == "Admin" else None
     if step == "CTranslate2":
-        if cell.task != "translation":
-            return NO_OTHERS_IN_CTRANSLATE2
+        if cell.task not in ("translation", "language_modeling"):
+            return NO_MASKED_IN_CTRANSLATE2
         return {"plain": None, "SurfaceFusion": NO_SURFACE_IN_CTRANSLATE2, "transparent": NO_MIX_IN_CTRANSLATE2}[cell.fusion]
     return None
