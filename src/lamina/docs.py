@@ -85,8 +85,8 @@ Training:
   `--memory-efficient-fp16` means the same as `--fp16` here. `--bf16` needs no loss scale.
 - **A gradient that is not finite** stops a float32 or bfloat16 run at once, and a float16 run when the loss scale falls
   below `--min-loss-scale`. The message names the update and the parameter, and the exit code is 2.
-- **Many GPUs**: as there, `lamina train` uses all that it sees, and torchrun and Slurm span machines ([how](multi-gpu.md)). The first
-  lines of a run say what its effective batch is.
+- **Many GPUs**: as there, `lamina train` uses all that it sees, and torchrun and Slurm span machines ([how](multi-gpu.md)). The
+  first lines of a run say what its effective batch is.
 - **`--encoder-layers-to-keep 3`** keeps three layers, evenly spaced, where fairseq keeps layer 3: write `3,` for that.
   Pruning one side leaves the other whole, and what a pruned model saves loads with and without the list
   ([LayerDrop](layerdrop.md#prune-on-demand)).

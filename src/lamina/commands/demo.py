@@ -20,7 +20,7 @@ TECHNIQUES = ("--surfacefusion att --sf-gate 0.8 --sf-mode hard --init-type admi
               "--encoder-layerdrop 0.3 --decoder-layerdrop 0.3")
 TRAIN_FLAGS = ("--criterion label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' "
                "--lr 0.002 --lr-scheduler inverse_sqrt --warmup-updates 200 --clip-norm 1.0 --max-tokens 1024 "
-               "--log-interval 100 --no-epoch-checkpoints")
+               "--log-interval 100 --no-epoch-checkpoints --distributed-world-size 1")
 HALF = "every:2"
 PLAIN, FUSED = "plain", "checkpoints"
 

@@ -94,8 +94,8 @@ class PrecisionConfig:
                       aliases=("memory-efficient-fp16",), paper="Micikevicius et al. 2018")
     bf16: bool = flag(False, "compute in bfloat16 with float32 master weights; needs no loss scale")
     fp16_init_scale: float = flag(128.0, "first loss scale", needs="fp16")
-    fp16_scale_window: int | None = flag(None, "updates without overflow before the scale doubles; 2^14 / update-freq if "
-                                               "left out", needs="fp16")
+    fp16_scale_window: int | None = flag(None, "updates without overflow before the scale doubles; 2^14 / update-freq / "
+                                               "ranks if left out", needs="fp16")
     min_loss_scale: float = flag(0.0001, "training has diverged when the scale falls below this", needs="fp16")
     threshold_loss_scale: float | None = flag(None, "never lower the scale beneath this", needs="fp16")
     checkpoint_activations: bool = flag(False, "keep only each layer's input for the gradient and compute the rest again: deep "

@@ -47,7 +47,7 @@ class Updater:
         self.memory = MemoryLimit(note)
         self.optimizer = build_optimizer(optimization.optimizer, self.weights.master)
         self.scale = LossScale(precision, self.weights.master.device, is_on=dtype == torch.float16,
-                               default_window=2**14 // optimization.update_freq[0])
+                               default_window=2**14 // (optimization.update_freq[0] * ranks.size))
 
     def update(self, batches: Sequence[AnyBatch], lr: float, seed: int, runs: Runs = ALL_RUN,
                total: int | None = None) -> UpdateResult:
