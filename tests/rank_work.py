@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch import multiprocessing as mp
 
+import lamina.train.update as update_module
 from lamina.cli import main
 from lamina.config.init import Admin
 from lamina.config.model import ModelConfig
@@ -31,6 +33,7 @@ from lamina.data.sentences import SentenceBatch
 from lamina.train.launch import joined
 from lamina.train.layer_drop import LayerDrop
 from lamina.train.loop import update_seed
+from lamina.train.loss import batch_loss
 from lamina.train.profile import fill_omegas_
 from lamina.train.ranks import ALONE, Ranks
 from lamina.train.replicated import ReplicatedWeights
@@ -83,10 +86,12 @@ CASES = {
     "sentences": Case(ModelConfig(), lambda _: tiny_masked_model(num_classes=3), sentence_batch, SentenceLoss()),
 }
 
+WITHOUT_DROPOUT = Case(tiny_config())
+
 
 def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dtype, Ranks], FlatWeights],
-                  dtype: torch.dtype = torch.float32) -> Outcome:
-    """A few updates on this rank's batches."""
+                  dtype: torch.dtype = torch.float32, max_rows: int | None = None) -> Outcome:
+    """A few updates on this rank's batches; those of more than `max_rows` do not fit into its memory."""
     config = case.config
     model = case.new_model(config).to(ranks.device)
     if isinstance(config.init, Admin) and ranks.is_first:
@@ -97,6 +102,8 @@ def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dt
     optimization = OptimizationConfig(criterion=case.criterion, optimizer=Nag(), clip_norm=1.0)
     updater = Updater(model, optimization, PrecisionConfig(), dtype, ranks, new_weights(model, dtype, ranks))
     layer_drop = LayerDrop(config, seed=3)
+    if max_rows is not None:
+        update_module.batch_loss = partial(_short_of_memory, max_rows)
     numbers, counts, masks = [], [], []
     for update, total in enumerate(TOTALS):
         runs = layer_drop.draw(update)
@@ -107,8 +114,15 @@ def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dt
         numbers.append(result.numbers.tolist())
         counts.append((result.num_tokens, result.num_sentences))
         masks.append(runs)
+    update_module.batch_loss = batch_loss
     return Outcome({name: value.clone() for name, value in updater.weights.named(updater.weights.master).items()}, numbers,
                    counts, masks)
+
+
+def _short_of_memory(max_rows: int, model: Any, own: Any, *rest: Any) -> Any:
+    if own.num_sentences > max_rows:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return batch_loss(model, own, *rest)
 
 
 def replicated(model: Any, dtype: torch.dtype, ranks: Ranks) -> FlatWeights:
@@ -126,15 +140,17 @@ def alone(model: Any, dtype: torch.dtype, ranks: Ranks) -> FlatWeights:
     return FlatWeights(model, dtype)
 
 
-def reference(name: str) -> Outcome:
+def reference(case: Case) -> Outcome:
     """What one process makes of all batches."""
-    return train_updates(CASES[name], ALONE, alone)
+    return train_updates(case, ALONE, alone)
 
 
 def _work(local: int, size: int, meeting: str, folder: str) -> None:
     torch.set_num_threads(1)
     config = RanksConfig(world_size=size, rank=local, init_method=f"file://{meeting}")
     with joined(config, is_on_gpu=False) as ranks:
+        outcome = train_updates(WITHOUT_DROPOUT, ranks, replicated, max_rows=1 if ranks.rank == 1 else None)
+        torch.save(tuple(outcome), Path(folder, f"short-replicated-{ranks.rank}.pt"))
         for name, case in CASES.items():
             for kind, new_weights in KINDS.items():
                 outcome = train_updates(case, ranks, new_weights)

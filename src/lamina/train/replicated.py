@@ -53,6 +53,14 @@ class ReplicatedWeights(FlatWeights):
         if self._buckets is None:  # buckets collect for themselves
             super().collect_grad_()
 
+    @property
+    def can_begin_again(self) -> bool:
+        return not self._sent
+
+    def forget_grad_(self) -> None:
+        super().forget_grad_()
+        self._buckets = None
+
     def sum_grad_(self, runs: Runs) -> None:
         if self._buckets is None:
             self.expect_last_(runs)  # a rank without a batch has zeros to add

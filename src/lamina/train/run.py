@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from lamina import console
 from lamina.checkpoint.format import Checkpoint
 from lamina.checkpoint.prune import prune_on_loading
 from lamina.config.batches import BatchConfig
@@ -89,8 +90,9 @@ class Run:
         self.layer_drop = LayerDrop(config.model, config.seed)
         for parameter in self.model.parameters():
             ranks.broadcast_(parameter.data)  # Admin's omegas are measured by the first rank alone
-        self.updater = Updater(self.model, optimization, config.precision, self.dtype, ranks, self._weights(),
-                               self.reporter.note)
+        # Each rank has a memory of its own to run out of.
+        tell = self.reporter.note if ranks.is_first else lambda text: console.notice(f"rank {ranks.rank}: {text}")
+        self.updater = Updater(self.model, optimization, config.precision, self.dtype, ranks, self._weights(), tell)
         if start is not None and start.is_resumed:
             self.progress = restore_training(start, self.updater, config, self.reporter.note)
         self._check_same_start()

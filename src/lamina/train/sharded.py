@@ -52,6 +52,10 @@ class ShardedWeights(FlatWeights):
         self._master_views, self._grad_views = list(self.views(self.master)), list(self.views(self.grad))
         torch._foreach_copy_(self._master_views, self._rows)
 
+    @property
+    def can_begin_again(self) -> bool:
+        return False  # the others wait in the middle of a layer
+
     def views(self, flat: Tensor) -> Iterator[Tensor]:
         for start, rows in zip(self.starts, self._rows, strict=True):
             yield flat[start : start + rows.numel()].view(rows.shape)

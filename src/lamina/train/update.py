@@ -84,8 +84,7 @@ class Updater:
             try:
                 return self._pass_over([self.memory.cut(batch) for batch in batches], seed, runs, total)
             except torch.OutOfMemoryError as error:
-                # Ranks that wait for each other's gradients cannot begin again.
-                if self.ranks.size > 1 or not self.memory.can_cut_smaller():
+                if not (self.weights.can_begin_again and self.memory.can_cut_smaller()):
                     raise
                 # Otherwise it would keep alive all that the pass has allocated.
                 error.__traceback__ = None
@@ -100,10 +99,10 @@ class Updater:
             # Seeded by the number of the update and the batch's place in it: a resumed run draws the same dropout as one
             # that never stopped, and several ranks the same as one.
             torch.manual_seed(seed + place * SEED_STRIDE)
-            if number == len(batches) - 1:
-                self.weights.expect_last_(runs)
             is_filler = total is not None and place >= total
             for piece in pieces:
+                if number == len(batches) - 1 and piece is pieces[-1]:
+                    self.weights.expect_last_(runs)
                 self.memory.trying = piece
                 sums = batch_loss(self.model, piece, self.optimization.criterion, runs)
                 (sums.loss * (0.0 if is_filler else self.scale.value)).backward()

@@ -83,6 +83,11 @@ class FlatWeights:
     def zero_grad_(self) -> None:
         self.grad.zero_()
 
+    @property
+    def can_begin_again(self) -> bool:
+        """Whether a pass that came to no end can be forgotten: not if other ranks have seen some of it."""
+        return True
+
     def forget_grad_(self) -> None:
         """Also what a pass left behind that came to no end."""
         self.compute_grad.zero_()
