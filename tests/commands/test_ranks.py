@@ -1,5 +1,7 @@
 """Commands on two ranks, and in one process, say and write the same."""
 
+import signal
+
 import pytest
 import torch
 
@@ -106,7 +108,9 @@ def test_one_rank_speaks(runs):
 
 def test_starting_by_itself(runs, tmp_path, capfd):
     """`lamina train` starts processes of its own, and an error on any of them is one line and the exit code."""
+    hears = signal.getsignal(signal.SIGTERM)
     code = main(["train", str(tmp_path / "nowhere"), *TINY_FLAGS, "--cpu", "--distributed-world-size", "2"])
+    assert signal.getsignal(signal.SIGTERM) is hears
     assert code == 2
     assert capfd.readouterr().err.splitlines() == [
         "| starting 2 processes, one for each part of the data",

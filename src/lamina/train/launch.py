@@ -103,6 +103,8 @@ def start_ranks(number: int, command: Callable[[Any], None], config: Any, *, max
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # The failed rank has said what was wrong; the launcher's report on it would only bury that.
     logging.disable(logging.ERROR)
+    # The launcher hears these from now on and does not give them back.
+    former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
     try:
         elastic_launch(settings, run_rank)(command, config, provenance.current_command())
     except SignalException as stop:  # handed on to the ranks, which have saved
@@ -118,6 +120,8 @@ def start_ranks(number: int, command: Callable[[Any], None], config: Any, *, max
         raise AlreadyToldError(128 - worst if worst < 0 else 2 if 2 in codes.values() else worst) from None
     finally:
         logging.disable(logging.NOTSET)
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def run_rank(command: Callable[[Any], None], config: Any, words: Sequence[str]) -> None:
