@@ -83,8 +83,8 @@ Training:
   unless `--skip-invalid-size-inputs-valid-test` lets it go on without them, again naming them.
 - **`--fp16` without a GPU** is a notice, and float32. With one, weights are float16 with float32 masters;
   `--memory-efficient-fp16` means the same as `--fp16` here. `--bf16` needs no loss scale.
-- **A gradient that is not finite** stops a float32 or bfloat16 run at once, and a float16 run when the loss scale falls
-  below `--min-loss-scale`. The message names the update and the parameter, and the exit code is 2.
+- **A gradient that is not finite** is skipped with a warning. Ten in a row stop a float32 or bfloat16 run, and a loss scale
+  below `--min-loss-scale` a float16 run. The message names the update and the parameter, and the exit code is 2.
 - **Many GPUs**: as there, `lamina train` uses all that it sees, and torchrun and Slurm span machines ([how](multi-gpu.md)). The
   first lines of a run say what its effective batch is.
 - **`--encoder-layers-to-keep 3`** keeps three layers, evenly spaced, where fairseq keeps layer 3: write `3,` for that.

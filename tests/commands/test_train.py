@@ -1,6 +1,7 @@
 """`lamina train`, in-process, on a 20-line corpus."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -445,6 +446,31 @@ def test_divergence_keeps_the_last_checkpoint(data, tmp_path, capsys):
     assert train(data, tmp_path, "--max-epoch", "9", "--lr", "1e30", "--reset-lr-scheduler", "--warmup-updates", "0") == 2
     assert re.search(r"training diverged at update \d+: the gradient of \S+ overflowed", error_of(capsys))
     assert (tmp_path / "checkpoint_last.pt").read_bytes() == before
+
+
+def test_a_bad_gradient_is_skipped_and_counted(data, tmp_path, capsys, monkeypatch):
+    import lamina.train.update as update_module
+
+    real, calls = update_module.batch_loss, []
+
+    def sometimes_bad(*arguments):
+        calls.append(None)
+        sums = real(*arguments)
+        return sums._replace(loss=sums.loss * math.nan) if len(calls) in (2, 5) else sums
+
+    monkeypatch.setattr(update_module, "batch_loss", sometimes_bad)
+    assert train(data, tmp_path, "--max-update", "6", "--save-interval-updates", "1") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"update 2 is skipped: the gradient of \S+ is not finite \(1 so far; 10 in a row end the run\)", out)
+    assert "update 5 is skipped" in out
+    assert out.count("no checkpoint now") == 2
+    assert {"checkpoint_1_1.pt", "checkpoint_2_4.pt"} < set(os.listdir(tmp_path))
+    assert not {"checkpoint_1_2.pt", "checkpoint_2_5.pt"} & set(os.listdir(tmp_path))
+    assert all(value.isfinite().all() for value in last(tmp_path).weights.values())
+    # A run does not end on such a state.
+    calls.clear()
+    assert train(data, tmp_path / "end", "--max-update", "2") == 2
+    assert "training ended with 1 updates whose gradient was not finite" in capsys.readouterr().err
 
 
 def test_a_validation_that_is_no_number_is_never_the_best(data, tmp_path, monkeypatch):

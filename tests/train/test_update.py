@@ -15,7 +15,7 @@ from lamina.train.loss import batch_loss
 from lamina.train.progress import Progress
 from lamina.train.scale import LossScale
 from lamina.train.update import Updater, UpdateResult
-from lamina.train.watch import MAX_SKIPPED_IN_A_ROW, Watch
+from lamina.train.watch import MAX_BAD_IN_A_ROW, MAX_SKIPPED_IN_A_ROW, Watch
 from lamina.train.weights import ALIGNMENT, FlatWeights
 from tiny import VOCABULARY_SIZE, batch_of, tiny_config, tiny_model
 
@@ -113,6 +113,9 @@ def test_divergence_names_update_and_parameter_and_keeps_the_weights(dtype, advi
     before = updater.weights.master.clone()
     result = updater.update([batch_of(slice(0, 8))], 0.1, seed=1)
     progress.updates += 1
+    for _ in range(0 if dtype == torch.float16 else MAX_BAD_IN_A_ROW - 1):
+        watch.add(result, 0.1)
+        assert watch.is_in_doubt
     with pytest.raises(DivergenceError, match=rf"update 8: the gradient of .*\.weight overflowed.*{advice}"):
         watch.add(result, 0.1)
     assert torch.equal(updater.weights.master.nan_to_num(5.0), before.nan_to_num(5.0))

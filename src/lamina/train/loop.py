@@ -37,6 +37,7 @@ def train(run: Run) -> None:
     with StopWish(run.reporter.note) as wish:
         _train_until_done(run, wish)
         run.keeper.finish()
+    run.watch.check_end()
     run.reporter.note(f"training stopped: {run.why_stop()}")
 
 

@@ -196,7 +196,7 @@ class Run:
         is_due = not is_epoch_end or epoch % validation.interval == 0 or self._is_validation_due() or self.why_stop()
         if is_due and not validation.is_off:
             metrics = self._validate(epoch)
-        is_best = self._is_best(metrics)
+        is_best = not self.watch.is_in_doubt and self._is_best(metrics)
         if metrics:
             self.progress.stale_validations = 0 if is_best else self.progress.stale_validations + 1
         self.progress.seconds = self._seconds()
@@ -207,6 +207,10 @@ class Run:
         self.reporter.skip_time(time.perf_counter() - started)
 
     def _save(self, metrics: dict[str, float], names: Sequence[str], epoch: int) -> None:
+        if self.watch.is_in_doubt:
+            # The update before may have ruined the weights: what is on disk is better than what would replace it.
+            self.reporter.note("no checkpoint now: the latest gradient was not finite")
+            return
         checkpoint = self.checkpoint(metrics)  # to which all ranks may contribute; one writes it
         if self.ranks.is_first:
             self.keeper.save(checkpoint, names, f" (epoch {epoch} @ {self.progress.updates} updates)")
@@ -232,8 +236,9 @@ class Run:
         if not self.ranks.is_first:
             return
         number = wish.signal or signal.SIGTERM
-        saved = (f"{self.keeper.folder / LAST_NAME} is saved, and the same command goes on from there" if saving.is_on else
-                 "nothing is saved (--no-save)")
+        saved = f"{self.keeper.folder / LAST_NAME} is saved, and the same command goes on from there"
+        if not saving.is_on or self.watch.is_in_doubt:
+            saved = f"nothing is saved ({'--no-save' if not saving.is_on else 'the latest gradient was not finite'})"
         raise StopSignal(f"stopped by {number.name} after update {progress.updates}: {saved}.", number)
 
     def _validate(self, epoch: int) -> dict[str, float]:

@@ -17,6 +17,8 @@ from lamina.train.update import UpdateResult
 
 # An overflow now and then is how the loss scale finds its level; this many in a row are no search any more.
 MAX_SKIPPED_IN_A_ROW = 64
+# Without a loss scale there is nothing to search for: an odd batch may do it once, but not again and again.
+MAX_BAD_IN_A_ROW = 10
 
 
 class _Pending(NamedTuple):
@@ -39,7 +41,8 @@ class Watch:
         self.dtype = dtype
         self._lag = 1 if device.type == "cuda" else 0
         self._pending: deque[_Pending] = deque()
-        self._num_skipped = 0
+        self._num_skipped = 0  # in a row
+        self._num_bad = 0  # of all
 
     def add(self, result: UpdateResult, lr: float) -> None:
         progress = self.progress
@@ -69,22 +72,40 @@ class Watch:
                                   num_sentences=result.num_sentences,
                                   loss_scale=scale if self.dtype == torch.float16 else None)
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the weights may be ruined: the latest gradient was not finite, and no search for a loss scale explains it."""
+        return self._num_skipped > 0 and self.dtype != torch.float16
+
+    def check_end(self) -> None:
+        """A run must not end on a state that nobody would save."""
+        if self.is_in_doubt:
+            raise DivergenceError(f"training ended with {self._num_skipped} updates whose gradient was not finite; the last "
+                                  f"checkpoint is from before. {self._advice()}")
+
     def _check_overflow(self, item: _Pending, scale: float) -> None:
         """A step that was not taken left every weight as it was."""
         is_float16 = self.dtype == torch.float16
         self._num_skipped += 1
-        if is_float16 and scale / 2 >= self.min_loss_scale and self._num_skipped < MAX_SKIPPED_IN_A_ROW:
+        self._num_bad += 1
+        is_scale_low = is_float16 and scale / 2 < self.min_loss_scale
+        limit = MAX_SKIPPED_IN_A_ROW if is_float16 else MAX_BAD_IN_A_ROW
+        is_over = is_scale_low or self._num_skipped >= limit
+        if is_float16 and not is_over:
             return
         norms = item.result.grad_norms.tolist()
         culprit = next((name for name, norm in zip(self.parameter_names, norms, strict=True) if not math.isfinite(norm)),
                        "all of them together")
-        if not is_float16:
-            what = "it is not finite"
-        elif scale / 2 < self.min_loss_scale:
-            what = f"the loss scale fell below --min-loss-scale {self.min_loss_scale}"
-        else:
-            what = f"{self._num_skipped} updates in a row were skipped"
-        advice = "use --bf16, which needs no loss scale" if is_float16 else "lower --lr"
+        if not is_over:
+            if self.reporter is not None:
+                self.reporter.note(f"warning: update {item.update} is skipped: the gradient of {culprit} is not finite "
+                                   f"({self._num_bad} so far; {limit} in a row end the run)")
+            return
+        what = (f"the loss scale fell below --min-loss-scale {self.min_loss_scale}" if is_scale_low else
+                f"{self._num_skipped} updates in a row were skipped")
         raise DivergenceError(f"training diverged at update {item.update}: the gradient of {culprit} overflowed and {what}. "
-                              f"The weights before it are kept, in the last checkpoint. Try: {advice}, lengthen "
-                              "--warmup-updates or set --clip-norm 1; a deep Post-LN model needs --init-type admin.")
+                              f"The weights before it are kept, in the last checkpoint. {self._advice()}")
+
+    def _advice(self) -> str:
+        first = "use --bf16, which needs no loss scale" if self.dtype == torch.float16 else "lower --lr"
+        return (f"Try: {first}, lengthen --warmup-updates or set --clip-norm 1; a deep Post-LN model needs --init-type admin.")
