@@ -191,6 +191,8 @@ def test_corrections(folder, capsys):
     ("--metric chrf", "--ref is needed: chrf compares with references"),
     ("--metric m2", "give --m2 FILE"),
     ("--metric m2 --m2 edits.m2 --ref ref", "--ref has no effect on M2"),
+    ("--metric errant", "--metric errant compares with annotated edits"),
+    ("--metric errant --m2 edits.m2 --ref ref", "--ref has no effect on ERRANT"),
     ("--metric gleu --ref ref", "give its file with --source"),
     ("--metric m2 --m2 edits.m2 --sentence-bleu", "judge a file as a whole"),
     ("--ref ref --m2 edits.m2", "--m2 has no effect without M2"),

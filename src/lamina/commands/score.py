@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 from lamina import console
-from lamina.config.score import STANDARD_INPUT, ScoreConfig
+from lamina.config.score import OF_EDITS, STANDARD_INPUT, ScoreConfig
 from lamina.errors import DataError
 from lamina.metrics.bleu import Bleu
 from lamina.metrics.chrf_ter import Chrf, Ter
+from lamina.metrics.errant import Errant
 from lamina.metrics.gleu import Gleu
 from lamina.metrics.m2 import MaxMatch, read_m2
 from lamina.metrics.rouge import Rouge
@@ -71,11 +72,11 @@ def build_file_scorer(metric: str, config: ScoreConfig, hypotheses: list[str]) -
         sources = read_sentences(config.source)
         check_alignment(read, (config.source, sources))
         return Gleu(sources)
-    if metric == "m2":
+    if metric in OF_EDITS:
         assert config.m2 is not None, "the configuration has checked it"
         sentences = read_m2(read_sentences(config.m2), _name(config.m2))
         check_alignment(read, (config.m2, [" ".join(sentence.source) for sentence in sentences]))
-        return MaxMatch(sentences)
+        return MaxMatch(sentences) if metric == "m2" else Errant(sentences)
     return build_scorer(metric, config)
 
 

@@ -73,6 +73,7 @@ class M2Score:
 
     counts: Counts
     signature: str
+    name: str = "M2"
 
     @property
     def score(self) -> float:
@@ -81,7 +82,7 @@ class M2Score:
     @property
     def text(self) -> str:
         counts = self.counts
-        return (f"M2 F{BETA} = {self.score:.2f} (P={100 * counts.precision:.2f}, R={100 * counts.recall:.2f}, "
+        return (f"{self.name} F{BETA} = {self.score:.2f} (P={100 * counts.precision:.2f}, R={100 * counts.recall:.2f}, "
                 f"correct={counts.correct}, proposed={counts.proposed}, gold={counts.gold})")
 
 
@@ -99,16 +100,19 @@ class MaxMatch:
             words = tuple(hypothesis.split())
             lattice = edit_lattice(sentence.source, words)
             end = len(sentence.source), len(words)
-            candidates = [sums.plus(count_matches(lattice, words, end, edits, self.max_unchanged))
-                          for edits in sentence.annotators or ((),)]
-            # Of equal scores, the one with more right edits, then fewer others: the order of annotators decides nothing.
-            sums = max(candidates, key=_goodness)
+            sums = best_sums(sums, [count_matches(lattice, words, end, edits, self.max_unchanged)
+                                    for edits in sentence.annotators or ((),)])
         num_annotators = max((len(sentence.annotators) for sentence in self.sentences), default=0)
         return M2Score(sums, f"annotators:{num_annotators}|beta:{BETA}|unchanged:{self.max_unchanged}|tok:none")
 
 
-def _goodness(counts: Counts) -> tuple[float, int, float]:
-    return counts.f(BETA), counts.correct, -counts.proposed - BETA**2 * counts.gold
+def best_sums(sums: Counts, candidates: Sequence[Counts]) -> Counts:
+    """The sums so far with the counts of one annotator added, the one that makes them best.
+
+    Of equal scores, the one with more right edits, then fewer others: the order of annotators decides nothing.
+    """
+    return max((sums.plus(counts) for counts in candidates),
+               key=lambda one: (one.f(BETA), one.correct, -one.proposed - BETA**2 * one.gold))
 
 
 # -- the lattice
