@@ -177,3 +177,11 @@ def test_every_page_is_in_the_site(tmp_path):
     reference = read(tmp_path / "site" / "api.html")
     assert "The model of a checkpoint, or an ensemble of several" in reference
     assert ":::" not in reference
+
+
+def test_figures_are_small():
+    figures = list((ROOT / "docs" / "figures").iterdir())
+    assert figures
+    for figure in figures:
+        assert figure.stat().st_size < 50_000, figure.name
+        assert any(f"figures/{figure.name}" in read(path) for path in DOCUMENTS), f"{figure.name} is in no page"
