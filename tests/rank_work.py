@@ -95,7 +95,7 @@ def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dt
     config = case.config
     model = case.new_model(config).to(ranks.device)
     if isinstance(config.init, Admin) and ranks.is_first:
-        fill_omegas_(model, config.init, lambda number: [case.batch(0)] * number, Path(), 1, lambda text: None)
+        fill_omegas_(model, config.init, lambda number: [case.batch(0).to(ranks.device)] * number, Path(), 1, lambda text: None)
     for parameter in model.parameters():
         ranks.broadcast_(parameter.data)
     # Not Adam: the bias of keys has no gradient but rounding, which Adam would divide by itself.

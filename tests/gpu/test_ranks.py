@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def ranks(tmp_path_factory):
     device = torch.device("cuda", 0)
     meeting = tmp_path_factory.mktemp("ranks") / "meeting"
-    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{meeting}", rank=0, world_size=1, device_id=device)
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{meeting}", rank=0, world_size=1)
     yield Ranks(device=device)
     dist.destroy_process_group()
 
@@ -28,7 +28,7 @@ def ranks(tmp_path_factory):
 def test_a_group_of_one_equals_no_group(ranks, name, kind, dtype):
     expected = train_updates(CASES[name], ranks, alone, dtype)
     found = train_updates(CASES[name], ranks, KINDS[kind], dtype)
-    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-2
     torch.testing.assert_close(found.numbers, expected.numbers, rtol=tolerance, atol=tolerance)
     for parameter, value in expected.weights.items():
         torch.testing.assert_close(found.weights[parameter].cpu(), value.cpu(), rtol=tolerance, atol=tolerance, msg=parameter)

@@ -164,8 +164,7 @@ def _meet(place: Place, device: torch.device) -> Ranks:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
         store, rank, size = next(dist.rendezvous(place.init_method, place.rank, place.size, timeout=PATIENCE))
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE,
-                                device_id=device if device.type == "cuda" else None)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     except (dist.DistError, RuntimeError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RankError(f"rank {place.rank} of {place.size} did not find the others at {place.init_method}: {reason}. All must "
