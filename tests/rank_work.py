@@ -169,9 +169,10 @@ def run_commands(size: int, commands: Sequence[Sequence[str]], folder: Path) -> 
 
     What the ranks print goes to RANK.out and RANK.err in the folder.
     """
-    ports = [_free_port() for _ in commands]
     multiprocessing.set_forkserver_preload(PRELOAD)
-    mp.start_processes(_command_work, (size, ports, commands, str(folder)), nprocs=size, start_method="forkserver")
+    for words in commands:
+        # Processes of their own, as in real life: gloo is not made to meet again and again in one.
+        mp.start_processes(_command_work, (size, _free_port(), words, str(folder)), nprocs=size, start_method="forkserver")
     return [list(map(int, Path(folder, f"{rank}.codes").read_text().split())) for rank in range(size)]
 
 
@@ -181,19 +182,17 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _command_work(rank: int, size: int, ports: list[int], commands: Sequence[Sequence[str]], folder: str) -> None:
+def _command_work(rank: int, size: int, port: int, words: Sequence[str], folder: str) -> None:
     torch.set_num_threads(1)
     for number, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(Path(folder, f"{rank}.{name}"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    codes = []
-    for port, words in zip(ports, commands, strict=True):
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="localhost",
-                          MASTER_PORT=str(port))
-        codes.append(main(words))
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()  # as the end of a process that failed
+        os.dup2(os.open(Path(folder, f"{rank}.{name}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="localhost",
+                      MASTER_PORT=str(port))
+    code = main(words)
     sys.stdout.flush()
-    Path(folder, f"{rank}.codes").write_text(" ".join(map(str, codes)))
+    sys.stderr.flush()
+    with Path(folder, f"{rank}.codes").open("a") as codes:
+        codes.write(f"{code}\n")
 
 
 def read(folder: Path, name: str, kind: str, rank: int) -> Outcome:
