@@ -31,7 +31,7 @@ test: $(VENV)/.installed  ## run the tests
 chaos: $(VENV)/.installed  ## kill, damage and starve training runs by the hundred (about five minutes on two cores)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/chaos.py
 
-fuzz: $(VENV)/.installed  ## feed tens of thousands of broken files to every reader (about five minutes)
+fuzz: $(VENV)/.installed  ## feed tens of thousands of broken files to every reader (five to fifteen minutes)
 	LAMINA_FUZZ_INPUTS=2000 $(BIN)/python -m pytest tests/fuzz
 
 lint: $(VENV)/.linters  ## check style and types, and that installed packages fit each other

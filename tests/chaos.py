@@ -255,14 +255,14 @@ class Chaos:
         return row
 
     def kill_ranks(self, number: int) -> Row:
-        """torchrun starts two ranks, one of them is killed, and it starts them again."""
+        """The launcher starts two ranks, one of them is killed, and it starts both again, three times at most."""
         row = Row("one of two ranks killed")
-        with self._torchrun("ranks") as undisturbed:
+        with self._two_ranks("ranks") as undisturbed:
             assert undisturbed.wait(HANGS_AFTER) == 0, self._end_of_log("ranks")
-        with self._torchrun("torn") as run:
+        with self._two_ranks("torn") as run:
             for kill in range(1, number + 1):
                 self._wait_for_update(kill * self.max_update // (number + 2), run)
-                while len(ranks := children_of(run.pid)) < 2:
+                while len(ranks := ranks_of(run.pid)) < 2:
                     assert run.poll() is None, self._end_of_log("torn")
                     time.sleep(0.05)
                 os.kill(self.random.choice(ranks), signal.SIGKILL)
@@ -271,7 +271,7 @@ class Chaos:
         expected, found = (load_checkpoint(self.folder / name / "checkpoint_last.pt").weights for name in ("ranks", "torn"))
         row.survived = number * all(torch.equal(value, found[key]) for key, value in expected.items())
         row.lost = number  # at most: a checkpoint every second update
-        row.remark = "started again by torchrun"
+        row.remark = "started again by the launcher"
         return row
 
     def _wait_for_update(self, number: int, run: subprocess.Popen[bytes]) -> None:
@@ -284,9 +284,8 @@ class Chaos:
         return (self.folder / f"{name}.log").read_text()[-3000:]
 
     @contextmanager
-    def _torchrun(self, name: str) -> Iterator[subprocess.Popen[bytes]]:
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "20",
-                   "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "lamina", *self.words(name)]
+    def _two_ranks(self, name: str) -> Iterator[subprocess.Popen[bytes]]:
+        command = [sys.executable, "-m", "lamina", *self.words(name), "--distributed-world-size", "2"]
         with (self.folder / f"{name}.log").open("wb") as log:
             run = subprocess.Popen(command, stdout=log, stderr=log)
         try:
@@ -324,8 +323,10 @@ def damaged(content: bytes, generator: random.Random) -> bytes:
     return bytes(changed)
 
 
-def children_of(process: int) -> list[int]:
-    return [int(number) for number in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+def ranks_of(launcher: int) -> list[int]:
+    """The processes that it started to train; not those of Python's own that keep them company."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return [int(number) for number in children if b"spawn_main" in Path(f"/proc/{number}/cmdline").read_bytes()]
 
 
 def table(rows: list[Row]) -> str:
@@ -346,8 +347,8 @@ def run_all(*, seed: int) -> bool:
         for fault in (lambda: chaos.kill(120), lambda: chaos.terminate(10), lambda: chaos.fill_disk(8), chaos.stay_full,
                       lambda: chaos.corrupt(200, 10), lambda: chaos.kill_ranks(3)):
             rows.append(fault())
-            print(f"| {rows[-1].fault}: {rows[-1].survived} of {rows[-1].injected}", flush=True)
-    print(f"\n{table(rows)}\n\n{time.monotonic() - started:.0f} s")
+            print(f"{table(rows[-1:]).splitlines()[1]}  ({time.monotonic() - started:.0f} s)", flush=True)
+    print(f"\n{table(rows)}")
     return all(row.survived == row.injected for row in rows)
 
 
