@@ -17,15 +17,21 @@ from lamina.interop.fairseq import model_from_fairseq, places
 
 # LAMINA_GOLDEN may name a folder with all the fixtures, of which the repository holds some.
 HAS_ALL = "LAMINA_GOLDEN" in os.environ
-GOLDEN = Path(os.environ.get("LAMINA_GOLDEN", Path(__file__).parent / "golden"))
+OWN = Path(__file__).parent / "golden"
+GOLDEN = Path(os.environ.get("LAMINA_GOLDEN", OWN))
+
+
+def place_of(fixture: str) -> Path:
+    """In that folder, or where the repository has one that was made from several of its files."""
+    return GOLDEN / fixture if (GOLDEN / fixture).exists() else OWN / fixture
 
 
 def read_json(fixture: str, name: str = "config.json") -> Any:
-    return json.loads((GOLDEN / fixture / name).read_text(encoding="utf-8"))
+    return json.loads((place_of(fixture) / name).read_text(encoding="utf-8"))
 
 
 def read_tensors(fixture: str, name: str) -> dict[str, Tensor]:
-    return load_file(GOLDEN / fixture / f"{name}.safetensors")
+    return load_file(place_of(fixture) / f"{name}.safetensors")
 
 
 def read_model(fixture: str, **args: Any) -> Any:
@@ -52,7 +58,7 @@ def without_key_bias(name: str, tensor: Tensor) -> Tensor:
 
 def compare_with_fixture(model: nn.Module, fixture: str, share: float = 1e-5) -> None:
     """Against the gradients themselves where the fixture has them, and their norms and sums everywhere."""
-    if (GOLDEN / fixture / "grads.safetensors").is_file():
+    if (place_of(fixture) / "grads.safetensors").is_file():
         compare_gradients(model, read_tensors(fixture, "grads"), share)
     compare_norms(model, read_json(fixture, "gradnorm.json"), share)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lamina
-from golden_files import GOLDEN
+from golden_files import place_of
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
 from lamina.config.parser import parse, resolve
@@ -173,7 +173,7 @@ def test_going_on_with_another_task_is_an_error(data, model, capsys):
 
 
 def test_folders_that_fairseq_made(tmp_path, data, capsys):
-    folder = GOLDEN / "fairseq_main_lm_layerdrop"
+    folder = place_of("fairseq_main_lm_layerdrop")
     for name in ("dict.txt", "valid.bin", "valid.idx"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     for ending in ("bin", "idx"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fairseq_files import write_fixture_file
-from golden_files import GOLDEN, compare_with_fixture, read_json, read_model, read_tensors
+from golden_files import compare_with_fixture, place_of, read_json, read_model, read_tensors
 from lamina.cli import main
 from lamina.config.presets import transformer_lm_wiki103
 from lamina.config.train import CrossEntropy
@@ -86,7 +86,7 @@ def test_eval_lm_prints_what_the_reference_printed(tmp_path, capsys, kept, count
     """From a file in fairseq's own layout; the one it wrote itself is tried in test_checkpoints.py."""
     path = write_fixture_file(tmp_path, "fairseq_main_lm_layerdrop")
     overrides = [] if kept == "all" else ["--model-overrides", f"{{'decoder_layers_to_keep':'{kept}'}}"]
-    assert main(["eval-lm", str(GOLDEN / "fairseq_main_lm_layerdrop"), "--path", str(path), "--gen-subset", "valid",
+    assert main(["eval-lm", str(place_of("fairseq_main_lm_layerdrop")), "--path", str(path), "--gen-subset", "valid",
                  "--tokens-per-sample", "32", *overrides]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert ("| Pruning model to specified layer configuration" in lines) == (kept != "all")
