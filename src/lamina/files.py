@@ -16,16 +16,24 @@ from lamina.errors import DataError
 
 
 @contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What the system says against writing, as one line."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path} could not be written: {error.strerror or error}. Free some space or write it "
+                        "elsewhere.") from None
+
+
+@contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A name to write to, beside `path`; what is there when the block ends takes its place, unless the block fails."""
     part = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield part
-        os.replace(part, path)
-    except OSError as error:
-        raise DataError(f"{path} could not be written: {error.strerror or error}. Free some space or write it "
-                        "elsewhere.") from None
+        with _told(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield part
+            os.replace(part, path)
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
@@ -79,12 +87,10 @@ def whole_folder(path: Path) -> Iterator[Path]:
         raise DataError(f"{path} is there already and not empty. Choose another folder, or remove it.")
     part = part_of(path)
     try:
-        part.mkdir(parents=True)
-        yield part
-        os.replace(part, path)
-    except OSError as error:
-        raise DataError(f"{path} could not be written: {error.strerror or error}. Free some space or write it "
-                        "elsewhere.") from None
+        with _told(path):
+            part.mkdir(parents=True)
+            yield part
+            os.replace(part, path)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
