@@ -116,7 +116,7 @@ def output_change_by_depth(task: str, config: ModelConfig, vocab_sizes: tuple[in
     """The mean over freshly initialised models of the configuration's widths, by kind of residual and depth."""
     def change(depth: int, kind: tuple[bool, Init], own_seed: int) -> float:
         torch.manual_seed(own_seed)
-        model = BUILDERS[task](at_depth(task, config, depth, *kind), vocab_sizes).to(batch.inputs[0].device).eval()
+        model = BUILDERS[task](at_depth(task, config, depth, *kind), vocab_sizes).to(batch.target.device).eval()
         fill_omegas_(model, kind[1], batch)
         advance(1)
         return output_change(model, stacks_of(model)[first_stack(task)], batch, step=step, seed=own_seed)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import DataError
+from lamina.rows import Rows
 from lamina.text.vocabulary import EOS, PAD
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class AnyBatch(Protocol):
     """What training asks of a batch, whatever the task: the model is called as model(*batch.inputs, runs=...)."""
 
     @property
-    def inputs(self) -> tuple[Tensor, ...]: ...
+    def inputs(self) -> tuple[Rows, ...]: ...
 
     @property
     def target(self) -> Tensor:

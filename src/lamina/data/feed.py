@@ -13,7 +13,8 @@ import torch
 
 from lamina.config.batches import BatchConfig
 from lamina.data.batching import AnyBatch, batch_by_size, length_order
-from lamina.data.corpus import Corpus
+from lamina.data.corpus import Corpus, ParallelCorpus
+from lamina.data.packing import PackedShape, plan_packed
 from lamina.errors import DataError
 
 # Batches ready per preparing thread: enough to ride out a slow one, few enough to cost no memory.
@@ -47,7 +48,7 @@ class Feed:
     """Batches of one corpus. The same seed and epoch give the same batches, wherever the run was interrupted."""
 
     def __init__(self, corpus: Corpus, *, seed: int, limits: BatchConfig, max_positions: tuple[int, ...],
-                 device: torch.device, is_shuffled: bool) -> None:
+                 device: torch.device, is_shuffled: bool, is_packed: bool = False) -> None:
         self.corpus = corpus
         self.seed = seed
         self.limits = limits
@@ -64,6 +65,11 @@ class Feed:
                             f"longer than {self.describe_limits(max_positions)}. Raise those limits.")
         self._plan: tuple[int, list[list[int]]] | None = None
         self._max_positions = max_positions
+        self.packed_shape: PackedShape | None = None
+        if is_packed:
+            assert limits.max_tokens is not None, "a packed row is --max-tokens long"
+            self.packed_shape = PackedShape.of([sizes[self._fitting] for sizes in corpus.sizes.values()], limits.max_tokens,
+                                               limits.max_sentences)
 
     def describe_limits(self, max_positions: tuple[int, ...]) -> str:
         tokens = f" or --max-tokens {self.limits.max_tokens}" if self.limits.max_tokens else ""
@@ -81,6 +87,8 @@ class Feed:
 
     def _make_plan(self, epoch: int) -> list[list[int]]:
         generator = np.random.default_rng([self.seed, epoch]) if self.is_shuffled else None
+        if self.packed_shape is not None:
+            return self._make_packed_plan(self.packed_shape, epoch, generator)
         order = length_order([sizes[self._fitting] for sizes in self.corpus.sizes.values()], generator)
         batches = batch_by_size(self._fitting[order].tolist(), self.corpus.lengths, max_tokens=self.limits.max_tokens,
                                 max_sentences=self.limits.max_sentences, multiple=self.limits.multiple)
@@ -88,9 +96,22 @@ class Feed:
             generator.shuffle(batches)  # type: ignore[arg-type]
         return batches
 
+    def _make_packed_plan(self, shape: PackedShape, epoch: int, generator: np.random.Generator | None) -> list[list[int]]:
+        """Sentences as they come, whatever their length: where nothing is padded, nothing is gained by sorting."""
+        sizes = list(self.corpus.sizes.values())
+        if generator is not None and epoch > self.limits.curriculum:
+            order = generator.permutation(len(self._fitting))
+        else:
+            order = length_order([side[self._fitting] for side in sizes], generator)
+        return plan_packed(self._fitting[order], sizes, shape)
+
     def padding_share(self, epoch: int) -> float:
         """How much of an epoch's batches is padding, all sides counted."""
         plan = self.plan(epoch)
+        if self.packed_shape is not None:
+            sides = self.corpus.sizes.values()
+            tokens = sum(int(sizes[self._fitting].sum(dtype=np.int64)) for sizes in sides)
+            return 1.0 - tokens / (len(plan) * len(sides) * self.packed_shape.places)
         starts = np.cumsum([0, *map(len, plan[:-1])])
         order = np.concatenate(plan)
         tokens = cells = 0
@@ -134,4 +155,7 @@ class Feed:
                 threads.shutdown(wait=False, cancel_futures=True)
 
     def _load(self, indices: list[int], epoch: int) -> AnyBatch:
+        if self.packed_shape is not None:
+            assert isinstance(self.corpus, ParallelCorpus), "pairs of sentences are packed"
+            return self.corpus.packed_batch(indices, self.packed_shape).to(self.device)
         return self.corpus.batch(indices, (self.seed, epoch)).to(self.device)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lamina.errors import ConfigError, DataError
 from lamina.nn.attention import SelfAttention
 from lamina.nn.embedding import InputEmbedding
-from lamina.nn.layout import Layout
+from lamina.nn.layout import AnyLayout
 from lamina.nn.residual import OmegaAdd
 from lamina.nn.stack import stacks_of
 
@@ -65,7 +65,7 @@ def _watching(model: nn.Module, *, counts_pads: bool) -> Iterator[dict[str, list
     ratios: list[Tensor] = []
     following, is_token = torch.ones(()), torch.empty(0, dtype=torch.bool)
 
-    def embed(_: nn.Module, inputs: tuple[Tensor, Layout]) -> None:
+    def embed(_: nn.Module, inputs: tuple[Tensor, AnyLayout]) -> None:
         nonlocal is_token
         is_token = ~inputs[1].is_pad
 
@@ -101,8 +101,8 @@ def _watching(model: nn.Module, *, counts_pads: bool) -> Iterator[dict[str, list
             del part.causal  # type: ignore[method-assign]
 
 
-def _causal_among_tokens(attention: SelfAttention, is_token: Callable[[], Tensor]) -> Callable[[Tensor], Tensor]:
-    def causal(x: Tensor) -> Tensor:
+def _causal_among_tokens(attention: SelfAttention, is_token: Callable[[], Tensor]) -> Callable[..., Tensor]:
+    def causal(x: Tensor, _: AnyLayout) -> Tensor:
         query, key, value = map(attention.split, attention.in_proj(x).chunk(3, dim=2))
         is_past = torch.ones(x.size(1), x.size(1), dtype=torch.bool, device=x.device).tril()
         return attention.attend(query, key, value, may_attend=is_past & is_token()[:, None, None, :])

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from lamina.nn.embedding import TokenTable
-from lamina.nn.layout import PAD_POSITION
 from lamina.nn.positions import LearnedPositions
+from lamina.rows import PAD_POSITION
 
 STD = 0.02
 

@@ -12,8 +12,8 @@ from lamina.nn.attention import CrossAttention, SelfAttention, SurfaceAttention
 from lamina.nn.embedding import InputEmbedding, TokenTable
 from lamina.nn.fusion import LayerAttention
 from lamina.nn.heads import HardMix
-from lamina.nn.layout import PAD_POSITION
 from lamina.nn.positions import LearnedPositions
+from lamina.rows import PAD_POSITION
 
 
 @torch.no_grad()

@@ -15,8 +15,8 @@ from lamina.config.fusion import NoSurface
 from lamina.config.init import DefaultInit, ReZeroInit
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError
-from lamina.nn.layout import FIRST_POSITION
 from lamina.nn.positions import num_rows, sinusoid_table
+from lamina.rows import FIRST_POSITION
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerDecoderModelSpec, TransformerSpec

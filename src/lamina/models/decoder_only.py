@@ -32,7 +32,7 @@ class DecoderOnly(nn.Module):
     def forward(self, tokens: Tensor, runs: Runs = ALL_RUN) -> list[Term]:
         """What the head says of the token after each place. tokens: (B, T), padded on the right"""
         layout = Layout.of_ids(tokens, self.pad_id)
-        output = self.decoder(self.target_embedding(tokens, layout), lambda layer, index, x: layer(x), runs.decoder)
+        output = self.decoder(self.target_embedding(tokens, layout), lambda layer, index, x: layer(x, layout), runs.decoder)
         return self.head.terms(output)
 
     @property

@@ -14,15 +14,16 @@ from lamina.nn.cache import Ancestry, KeyValues, LayerCache, StepState, select_r
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.fusion import Memory
 from lamina.nn.heads import Head, Term, log_probs, sharpen
-from lamina.nn.layout import Layout
+from lamina.nn.layout import AnyLayout, lay_out
 from lamina.nn.stack import ALL_RUN, DecoderLayer, LayerStack, Runs, StackOutput
+from lamina.rows import Rows
 
 
 class Encoded(NamedTuple):
     """A batch of sources, as whoever reads them sees it."""
 
     output: StackOutput
-    layout: Layout
+    layout: AnyLayout
     ids: Tensor  # (B, S)
 
 
@@ -30,7 +31,7 @@ class Encoded(NamedTuple):
 class DecoderState(StepState):
     """Besides its own past, what the decoder reads of the sources."""
 
-    layout: Layout
+    layout: AnyLayout
     surface: Any  # what the head reads
 
     def select_(self, rows: Tensor) -> None:
@@ -55,24 +56,25 @@ class EncoderDecoder(nn.Module):
         self.max_source_positions = max_source_positions
         self.max_target_positions = max_target_positions
 
-    def encode(self, source: Tensor, runs: Runs = ALL_RUN) -> Encoded:
-        layout = Layout.of_ids(source, self.pad_id)
-        embedded = self.source_embedding(source, layout)
-        return Encoded(self.encoder(embedded, lambda layer, index, x: layer(x, layout), runs.encoder), layout, source)
+    def encode(self, source: Rows, runs: Runs = ALL_RUN) -> Encoded:
+        ids, layout = lay_out(source, self.pad_id)
+        embedded = self.source_embedding(ids, layout)
+        return Encoded(self.encoder(embedded, lambda layer, index, x: layer(x, layout), runs.encoder), layout, ids)
 
-    def forward(self, source: Tensor, target_in: Tensor, runs: Runs = ALL_RUN) -> list[Term]:
+    def forward(self, source: Rows, target_in: Rows, runs: Runs = ALL_RUN) -> list[Term]:
         """What the head says of each target position; train/loss.py or `log_probs` turns it into numbers."""
         encoded = self.encode(source, runs)
-        embedded = self.target_embedding(target_in, Layout.of_ids(target_in, self.pad_id))
-        memory, layout = self.memory.prepare(encoded.output), encoded.layout
-        output = self.decoder(embedded, lambda layer, index, x: layer(x, self.memory(memory, index), layout), runs.decoder)
-        return self.head.terms(output, self.head.start(*encoded))
+        ids, layout = lay_out(target_in, self.pad_id)
+        memory, memory_layout = self.memory.prepare(encoded.output), encoded.layout
+        output = self.decoder(self.target_embedding(ids, layout),
+                              lambda layer, index, x: layer(x, layout, self.memory(memory, index), memory_layout), runs.decoder)
+        return self.head.terms(output, self.head.start(*encoded), layout)
 
     @property
     def output_weight(self) -> Tensor:
         return self.head.table.weight
 
-    def log_probs(self, source: Tensor, target_in: Tensor, runs: Runs = ALL_RUN) -> Tensor:
+    def log_probs(self, source: Rows, target_in: Rows, runs: Runs = ALL_RUN) -> Tensor:
         """Log-probabilities of each next token. source: (B, S), padded left or right; target_in: (B, T) -> (B, T, V)"""
         return log_probs(self(source, target_in, runs), self.output_weight)
 

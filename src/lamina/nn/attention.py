@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.nn.cache import KeyValues
-from lamina.nn.layout import Layout
+from lamina.nn.layout import AnyLayout, Layout
 
 
 class Attention(nn.Module):
@@ -31,9 +31,20 @@ class Attention(nn.Module):
 
         `may_attend` is True where a query may look, or a bias on the scores that is -inf where it may not.
         """
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=may_attend, is_causal=is_causal,
-                                               dropout_p=self.dropout_p if self.training else 0.0)
+        return self.join(F.scaled_dot_product_attention(query, key, value, attn_mask=may_attend, is_causal=is_causal,
+                                                        dropout_p=self.active_dropout_p))
+
+    def attend_by(self, layout: AnyLayout, query: Tensor, key: Tensor, value: Tensor, *, reader: AnyLayout | None = None,
+                  is_causal: bool = False) -> Tensor:
+        """The same where rows are as long as they come; keys lie like `layout`, queries like `reader` or alike."""
+        return self.join(layout.attend(query, key, value, reader=reader, is_causal=is_causal, dropout_p=self.active_dropout_p))
+
+    def join(self, mixed: Tensor) -> Tensor:
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
+
+    @property
+    def active_dropout_p(self) -> float:
+        return self.dropout_p if self.training else 0.0
 
 
 class SelfAttention(Attention):
@@ -43,14 +54,13 @@ class SelfAttention(Attention):
         super().__init__(dim, num_heads, dropout_p)
         self.in_proj = nn.Linear(dim, 3 * dim)  # rows: query, key, value
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+    def forward(self, x: Tensor, layout: AnyLayout) -> Tensor:
         query, key, value = map(self.split, self.in_proj(x).chunk(3, dim=2))
-        return self.attend(query, key, value, may_attend=layout.may_attend)
+        return self.attend_by(layout, query, key, value)
 
-    def causal(self, x: Tensor) -> Tensor:
-        # Rows are padded on the right, so no token ever looks at a pad: the causal kernel needs no other mask.
+    def causal(self, x: Tensor, layout: AnyLayout) -> Tensor:
         query, key, value = map(self.split, self.in_proj(x).chunk(3, dim=2))
-        return self.attend(query, key, value, is_causal=True)
+        return self.attend_by(layout, query, key, value, is_causal=True)
 
     def read(self, x: Tensor, past: KeyValues, num_beams: int) -> Tensor:
         """The first tokens of each text, which all its beams share and go on from. x: (B, T, D)"""
@@ -72,8 +82,10 @@ class MemoryAttention(Attention):
         super().__init__(dim, num_heads, dropout_p)
         self.q_proj = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, projected: tuple[Tensor, Tensor], memory_layout: Layout) -> Tensor:
-        return self.attend(self.split(self.q_proj(x)), *projected, may_attend=memory_layout.may_attend)
+    def forward(self, x: Tensor, projected: tuple[Tensor, Tensor], memory_layout: AnyLayout,
+                layout: AnyLayout | None = None) -> Tensor:
+        """`layout` is that of x, which padded memories do not ask for."""
+        return self.attend_by(memory_layout, self.split(self.q_proj(x)), *projected, reader=layout)
 
     def weights(self, x: Tensor, projected: tuple[Tensor, Tensor], memory_layout: Layout) -> Tensor:
         """How much each query looks at each key, over all heads. (B, T, S)"""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.nn.layout import FIRST_POSITION, Layout
+from lamina.nn.layout import AnyLayout
+from lamina.rows import FIRST_POSITION
 
 
 class TokenTable(nn.Module):
@@ -68,7 +69,7 @@ class InputEmbedding(nn.Module):
         self.word_dropout = word_dropout
         self.offers_tokens = offers_tokens
 
-    def forward(self, ids: Tensor, layout: Layout) -> Embedded:
+    def forward(self, ids: Tensor, layout: AnyLayout) -> Embedded:
         if self.training and self.word_dropout is not None:
             ids = self.word_dropout(ids)
         return self._embed(ids, layout.positions() if self.positions is not None else None)

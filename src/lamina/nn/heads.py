@@ -2,7 +2,8 @@
 
 A head names what looks at the vocabulary, and with which weight. Scores and loss are derived from that in one place each
 (`log_probs` here, train/loss.py), so training never builds the whole (tokens, vocabulary) matrix. `start` prepares what a
-head reads of the source, once a sentence; decoding steps reuse it.
+head reads of the source, once a sentence; decoding steps reuse it. How the target lies matters to `terms` where sentences
+are packed.
 """
 
 # B batch, T tokens, S source, V vocabulary, D model_dim
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 
 from lamina.nn.attention import SurfaceAttention
 from lamina.nn.embedding import TokenTable
-from lamina.nn.layout import Layout
+from lamina.nn.layout import AnyLayout, PackedLayout
 from lamina.nn.stack import StackOutput
 
 
@@ -39,11 +40,11 @@ class LinearHead(nn.Module):
         self.table = table
         self.project = project
 
-    def start(self, encoder: StackOutput, layout: Layout, ids: Tensor) -> Any:
+    def start(self, encoder: StackOutput, layout: AnyLayout, ids: Tensor) -> Any:
         """What the head reads of the source: nothing."""
         return None
 
-    def terms(self, decoder: StackOutput, source: Any = None) -> list[Term]:
+    def terms(self, decoder: StackOutput, source: Any = None, layout: AnyLayout | None = None) -> list[Term]:
         return [Term(decoder.final if self.project is None else self.project(decoder.final), 1.0)]
 
 
@@ -56,16 +57,17 @@ class AttendedSurface(nn.Module):
         self.state = state  # of decoder.states: what asks
         self.has_positions = has_positions
 
-    def start(self, encoder: StackOutput, layout: Layout, ids: Tensor) -> tuple[tuple[Tensor, Tensor], Layout]:
+    def start(self, encoder: StackOutput, layout: AnyLayout, ids: Tensor) -> tuple[tuple[Tensor, Tensor], AnyLayout]:
         values = _surface_values(encoder, has_positions=self.has_positions)
         # Detached: this path should shape the embeddings, not steer the two stacks.
         keys, values = self.attention.project(encoder.final.detach(), values)
         return (keys.contiguous(), values.contiguous()), layout
 
-    def forward(self, decoder: StackOutput, source: tuple[tuple[Tensor, Tensor], Layout]) -> Tensor:
+    def forward(self, decoder: StackOutput, source: tuple[tuple[Tensor, Tensor], AnyLayout],
+                layout: AnyLayout | None) -> Tensor:
         query = decoder.states[self.state]
         assert query is not None, "the decoder keeps the state that asks"
-        return self.attention(query.detach(), *source)  # (B, T, D)
+        return self.attention(query.detach(), *source, layout)  # (B, T, D)
 
 
 class PooledSurface(nn.Module):
@@ -78,15 +80,29 @@ class PooledSurface(nn.Module):
         self.first_word_id = first_word_id  # ids below it are symbols, not words
         self.dropout_p = dropout_p
 
-    def start(self, encoder: StackOutput, layout: Layout, ids: Tensor) -> Tensor:
+    def start(self, encoder: StackOutput, layout: AnyLayout, ids: Tensor) -> Tensor:
         values = _surface_values(encoder, has_positions=self.has_positions)
         is_word = (ids >= self.first_word_id)[:, :, None].to(values.dtype)  # (B, S, 1)
         words = values * is_word
         # A position that is no word counts as 0 in the maximum, as in the authors' code.
-        pooled = words.sum(dim=1) / is_word.sum(dim=1).clamp(min=1) if self.is_mean else words.amax(dim=1)
+        if isinstance(layout, PackedLayout):
+            pooled = self._pooled_by_sentence(words, is_word, layout)
+        else:
+            pooled = words.sum(dim=1) / is_word.sum(dim=1).clamp(min=1) if self.is_mean else words.amax(dim=1)
         return F.dropout(pooled, self.dropout_p, self.training)[:, None]  # (B, 1, D)
 
-    def forward(self, decoder: StackOutput, source: Tensor) -> Tensor:
+    def _pooled_by_sentence(self, words: Tensor, is_word: Tensor, layout: PackedLayout) -> Tensor:
+        """words: (1, N, D), is_word: (1, N, 1) -> (sentences and one more, D), as PackedLayout numbers them"""
+        numbers, size = layout.sentences(), len(layout.bounds) + 1
+        if self.is_mean:
+            sums, counts = (part.new_zeros(size, part.size(2)).index_add(0, numbers, part[0]) for part in (words, is_word))
+            return sums / counts.clamp(min=1)
+        places = numbers[:, None].expand_as(words[0])
+        return words.new_zeros(size, words.size(2)).scatter_reduce(0, places, words[0], "amax", include_self=False)
+
+    def forward(self, decoder: StackOutput, source: Tensor, layout: AnyLayout | None) -> Tensor:
+        if isinstance(layout, PackedLayout):
+            return source[layout.sentences()].transpose(0, 1)  # (1, N, D)
         return source.expand_as(decoder.final)
 
 
@@ -137,11 +153,11 @@ class SurfaceHead(nn.Module):
         self.source_linear = source_linear
         self.dropout_p = dropout_p
 
-    def start(self, encoder: StackOutput, layout: Layout, ids: Tensor) -> Any:
+    def start(self, encoder: StackOutput, layout: AnyLayout, ids: Tensor) -> Any:
         return self.surface.start(encoder, layout, ids)
 
-    def terms(self, decoder: StackOutput, source: Any) -> list[Term]:
-        target, surface = decoder.final, self.surface(decoder, source)
+    def terms(self, decoder: StackOutput, source: Any, layout: AnyLayout | None = None) -> list[Term]:
+        target, surface = decoder.final, self.surface(decoder, source, layout)
         if self.ffn is not None:
             # One block for both views, in one product.
             both = torch.stack((target, surface))

@@ -1,4 +1,4 @@
-"""Position embeddings: tables indexed by position id (nn/layout.py), whose first rows belong to padding."""
+"""Position embeddings: tables indexed by position id (rows.py), whose first rows belong to padding."""
 
 # P rows of the table, D model_dim
 
@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lamina.nn.layout import FIRST_POSITION, PAD_POSITION
+from lamina.rows import FIRST_POSITION, PAD_POSITION
 
 
 def num_rows(max_positions: int) -> int:

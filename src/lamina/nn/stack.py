@@ -15,7 +15,7 @@ from lamina.nn.attention import CrossAttention, SelfAttention
 from lamina.nn.cache import KeyValues, LayerCache
 from lamina.nn.embedding import Embedded
 from lamina.nn.feed_forward import FeedForward
-from lamina.nn.layout import Layout
+from lamina.nn.layout import AnyLayout
 
 
 class StackOutput(NamedTuple):
@@ -45,7 +45,7 @@ class EncoderLayer(nn.Module):
         self.ffn = ffn
         self.ffn_residual = ffn_residual
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+    def forward(self, x: Tensor, layout: AnyLayout) -> Tensor:
         x = self.attn_residual(x, lambda x: self.attention(x, layout))
         return self.ffn_residual(x, self.ffn)
 
@@ -53,8 +53,8 @@ class EncoderLayer(nn.Module):
 class CausalLayer(EncoderLayer):
     """A decoder layer that reads nothing but its own past."""
 
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return self._run(x, self.attention.causal)
+    def forward(self, x: Tensor, layout: AnyLayout) -> Tensor:
+        return self._run(x, lambda x: self.attention.causal(x, layout))
 
     def read(self, x: Tensor, past: KeyValues, num_beams: int) -> Tensor:
         """The first tokens of each text, which its beams share. x: (B, T, D)"""
@@ -79,17 +79,18 @@ class DecoderLayer(nn.Module):
         self.ffn = ffn
         self.ffn_residual = ffn_residual
 
-    def forward(self, x: Tensor, memory: Tensor, memory_layout: Layout) -> Tensor:
-        return self._run(x, self.attention.causal, self.cross_attention.project(memory), memory_layout)
+    def forward(self, x: Tensor, layout: AnyLayout, memory: Tensor, memory_layout: AnyLayout) -> Tensor:
+        return self._run(x, lambda x: self.attention.causal(x, layout), self.cross_attention.project(memory), memory_layout,
+                         layout)
 
-    def step(self, x: Tensor, cache: LayerCache, bias: Tensor | None, memory_layout: Layout) -> Tensor:
+    def step(self, x: Tensor, cache: LayerCache, bias: Tensor | None, memory_layout: AnyLayout) -> Tensor:
         """The next token of each beam; `bias` keeps beams apart. x: (B, K, D)"""
         return self._run(x, lambda x: self.attention.step(x, cache.past, bias), cache.memory, memory_layout)
 
     def _run(self, x: Tensor, attend: Callable[[Tensor], Tensor], projected: tuple[Tensor, Tensor],
-             memory_layout: Layout) -> Tensor:
+             memory_layout: AnyLayout, layout: AnyLayout | None = None) -> Tensor:
         x = self.attn_residual(x, attend)
-        x = self.cross_residual(x, lambda x: self.cross_attention(x, projected, memory_layout))
+        x = self.cross_residual(x, lambda x: self.cross_attention(x, projected, memory_layout, layout))
         return self.ffn_residual(x, self.ffn)
 
 

@@ -11,6 +11,7 @@ import torch
 from lamina.config.train import TrainConfig
 from lamina.data.batching import AnyBatch
 from lamina.errors import MemoryShortageError
+from lamina.rows import Packed
 
 
 class MemoryLimit:
@@ -49,7 +50,7 @@ class MemoryLimit:
 
 
 def _size(batch: AnyBatch) -> int:
-    return sum(tensor.numel() for tensor in batch.inputs)
+    return sum(rows.ids.numel() if isinstance(rows, Packed) else rows.numel() for rows in batch.inputs)
 
 
 @contextmanager

@@ -1,0 +1,143 @@
+"""Sentences one behind the other instead of padded rows: batches of one shape, with hardly a pad.
+
+A GPU replays a captured update only on tensors of the same shape. So a batch is two rows, source and target, of exactly
+--max-tokens places, filled with whole sentences; all that it consists of lies in one buffer, which travels in one copy.
+"""
+
+# N places of a row, R sentences that there is room for
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lamina.data.batching import moved
+from lamina.rows import FIRST_POSITION, PAD_POSITION, Packed
+from lamina.text.vocabulary import EOS, PAD
+
+# Kernels work on tiles of so many places: shorter "longest sentences" gain nothing. Longer ones double from here.
+SHORTEST_LONGEST = 128
+# Room for this many times the usual number of sentences: a batch of shorter ones ends before its rows are full.
+ROOM = 1.5
+
+
+class Sentences(NamedTuple):
+    """Of one side, end to end."""
+
+    ids: np.ndarray  # (number of tokens,)
+    sizes: np.ndarray  # (number of sentences,)
+
+
+@dataclass(frozen=True)
+class PackedShape:
+    """What all batches of a corpus have in common."""
+
+    places: int  # N, of a row
+    max_sentences: int
+
+    @classmethod
+    def of(cls, sizes: Sequence[np.ndarray], max_tokens: int, max_sentences: int | None) -> PackedShape:
+        usual = max_tokens / min(float(side.mean()) for side in sizes)
+        room = max(1, round(ROOM * usual))
+        return cls(max_tokens, min(room, max_sentences or room, max_tokens))
+
+    @property
+    def num_bounds(self) -> int:
+        """Besides the sentences, those that pads form, and the end."""
+        return self.max_sentences + -(-self.places // SHORTEST_LONGEST) + 1
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """A batch of sentence pairs in one buffer: source ids, source positions, target_in, target positions, target_out (N each),
+    source bounds, target bounds."""
+
+    buffer: Tensor  # int32
+    on_host: np.ndarray  # the same, where the host may look at it without asking the device
+    shape: PackedShape
+    longest: int  # a power of two that no sentence exceeds: part of the shape, but one that may change between batches
+    num_source_tokens: int
+    num_target_tokens: int
+    indices: tuple[int, ...]
+
+    @property
+    def inputs(self) -> tuple[Packed, Packed]:
+        source, source_positions, target_in, target_positions, _, source_bounds, target_bounds = self._parts()
+        return (Packed(source[None], source_positions[None], source_bounds, self.longest),
+                Packed(target_in[None], target_positions[None], target_bounds, self.longest))
+
+    @property
+    def target(self) -> Tensor:
+        """(1, N)"""
+        return self._parts()[4].long()[None]
+
+    @property
+    def num_sentences(self) -> int:
+        return len(self.indices)
+
+    def to(self, device: torch.device) -> PackedBatch:
+        return moved(self, device)
+
+    def rows(self, rows: slice) -> PackedBatch:
+        """Some of its sentences, in rows that are as much shorter."""
+        first, stop, _ = rows.indices(self.num_sentences)
+        places, bounds = self.shape.places, self.shape.num_bounds
+        sides: list[Sentences] = []
+        for ids, start in ((0, 5 * places), (4 * places, 5 * places + bounds)):
+            own = self.on_host[start : start + bounds][first : stop + 1]
+            sides.append(Sentences(self.on_host[ids + own[0] : ids + own[-1]], np.diff(own)))
+        needed = max(len(side.ids) for side in sides)
+        shape = PackedShape(-(-needed // SHORTEST_LONGEST) * SHORTEST_LONGEST, stop - first)
+        source, target = sides
+        return packed(source, target, shape, self.indices[first:stop]).to(self.buffer.device)
+
+    def _parts(self) -> tuple[Tensor, ...]:
+        places, bounds = self.shape.places, self.shape.num_bounds
+        return self.buffer.split([places] * 5 + [bounds] * 2)
+
+
+def packed(source: Sentences, target: Sentences, shape: PackedShape, indices: Sequence[int]) -> PackedBatch:
+    """One batch; whoever planned it saw to it that it fits."""
+    places = shape.places
+    longest = max(SHORTEST_LONGEST, 1 << (int(max(source.sizes.max(), target.sizes.max())) - 1).bit_length())
+    buffer = np.full(5 * places + 2 * shape.num_bounds, PAD, dtype=np.int32)
+    parts = np.split(buffer, [*(places * number for number in range(1, 6)), 5 * places + shape.num_bounds])
+    source_ids, source_positions, target_in, target_positions, target_out, *bounds = parts
+    for side, ids, positions, own_bounds in ((source, source_ids, source_positions, bounds[0]),
+                                             (target, target_out, target_positions, bounds[1])):
+        number = len(side.ids)
+        ends = np.cumsum(side.sizes)
+        ids[:number] = side.ids
+        positions[:number] = np.arange(FIRST_POSITION, number + FIRST_POSITION) - np.repeat(ends - side.sizes, side.sizes)
+        positions[number:] = PAD_POSITION
+        own_bounds[0] = 0
+        own_bounds[1 : len(ends) + 1] = ends
+        rest = np.arange(number + longest, places, longest)
+        own_bounds[len(ends) + 1 :] = places
+        own_bounds[len(ends) + 1 : len(ends) + 1 + len(rest)] = rest
+    number = len(target.ids)
+    target_in[1:number] = target.ids[:-1]
+    target_in[np.cumsum(target.sizes) - target.sizes] = EOS
+    return PackedBatch(torch.from_numpy(buffer), buffer, shape, longest, num_source_tokens=len(source.ids),
+                       num_target_tokens=number, indices=tuple(indices))
+
+
+def plan_packed(order: np.ndarray, sizes: Sequence[np.ndarray], shape: PackedShape) -> list[list[int]]:
+    """Cut `order` into batches of which no side exceeds its row."""
+    ends = [np.cumsum(side[order], dtype=np.int64) for side in sizes]
+    batches: list[list[int]] = []
+    first = 0
+    while first < len(order):
+        before = [int(side[first - 1]) if first else 0 for side in ends]
+        stop = min(int(np.searchsorted(side, start + shape.places, side="right"))
+                   for side, start in zip(ends, before, strict=True))
+        stop = min(stop, first + shape.max_sentences)
+        assert stop > first, "a sentence that fits into no row was planned"
+        batches.append(order[first:stop].tolist())
+        first = stop
+    return batches
