@@ -1,0 +1,229 @@
+"""How fast Lamina is on a processor, beside CTranslate2 and beside torch's own Transformer: both in one run, round by round.
+
+    OMP_NUM_THREADS=2 taskset -c 0,1 python benchmarks/cpu.py decode
+    OMP_NUM_THREADS=2 taskset -c 0,1 python benchmarks/cpu.py train
+
+`decode` exports one model for CTranslate2 (pip install ctranslate2) and lets both translate the same sentences; each may have
+the batch size that suits it. A model with random weights seldom says </s> by itself, so without --checkpoint all translations
+of a batch are as long as its longest source. `train` is one update of the same model: ours, and one of torch.nn.Transformer
+with torch's fused Adam.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+sys.path.insert(0, str(Path(__file__).parent))
+from made_up import write_folder
+from steps import made_up_batch, seconds_each
+from table import machine, show
+
+from lamina.checkpoint.format import Checkpoint, load_checkpoint
+from lamina.config.decode import SearchConfig
+from lamina.config.fields import flatten
+from lamina.config.model import ModelConfig
+from lamina.config.presets import PRESETS
+from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.data.batching import Batch, length_batches, pad_rows
+from lamina.data.corpus import find_languages, load_dictionaries, open_corpus
+from lamina.decode.beam import Search
+from lamina.interop.ctranslate2 import write_ctranslate2
+from lamina.models.build import PAD_ID, build_model
+from lamina.nn.positions import sinusoid_table
+from lamina.text.subword import Whitespace, subword_to_dict
+from lamina.train.update import Updater
+
+SMOOTHING = 0.1
+
+
+def made_up_checkpoint(arch: str, dictionary: str, size: int) -> Checkpoint:
+    torch.manual_seed(1)
+    config = PRESETS[arch]()
+    # Not tied: a fresh tied model repeats what it reads, and ends at once because it starts from </s>.
+    config = replace(config, embedding=replace(config.embedding, share_all=False, share_decoder=False))
+    model, subword = build_model(config, size, size), subword_to_dict(Whitespace())
+    return Checkpoint(config={"task": "translation", "arch": arch, **flatten(config)}, languages=("de", "en"),
+                      dictionaries=(dictionary, dictionary), subwords=(subword, subword),
+                      weights={name: weight.detach() for name, weight in model.named_parameters()})
+
+
+def read_sources(data: Path, split: str, number: int) -> tuple[list[np.ndarray], Any]:
+    languages = find_languages(data, split, None, None)
+    source, target = load_dictionaries(data, languages)
+    corpus = open_corpus(data, split, languages, (len(source), len(target)))
+    return [corpus[index].source for index in range(min(number, len(corpus)))], source
+
+
+def ours(checkpoint: Checkpoint, sources: list[np.ndarray], beam: int, batch_size: int, *, is_fixed: bool) -> Callable[[], Any]:
+    model = checkpoint.build_model().eval()
+    batches = length_batches(sources, None, batch_size)
+
+    def run() -> list[list[int]]:
+        found: dict[int, list[int]] = {}
+        for indices in batches:
+            rows = torch.from_numpy(pad_rows([sources[index] for index in indices]))
+            longest = rows.size(1)
+            config = SearchConfig(beam=beam)
+            if is_fixed:
+                # As many steps as theirs, which may end in any word; ours end in </s>.
+                config = replace(config, min_length=longest - 1, max_length_factor=0.0, max_length_offset=longest - 1)
+            results = Search([model], config).run(rows)
+            found |= {index: hypotheses[0].ids for index, hypotheses in zip(indices, results, strict=True)}
+        return [found[index] for index in range(len(sources))]
+
+    return run
+
+
+def theirs(folder: Path, checkpoint: Checkpoint, compute_type: str, sources: list[np.ndarray], beam: int, batch_size: int, *,
+           is_fixed: bool) -> Callable[[], Any]:
+    import ctranslate2
+
+    translator = ctranslate2.Translator(str(folder), device="cpu", compute_type=compute_type, inter_threads=1,
+                                        intra_threads=torch.get_num_threads())
+    source_words, target_words = checkpoint.vocabularies()
+    texts = [[source_words.symbols[token] for token in source[:-1]] for source in sources]
+    batches = length_batches(sources, None, batch_size)
+
+    def run() -> list[list[int]]:
+        found: dict[int, list[int]] = {}
+        for indices in batches:
+            longest = max(len(sources[index]) for index in indices)
+            limits = ({"min_decoding_length": longest, "max_decoding_length": longest} if is_fixed else
+                      {"max_decoding_length": 200})
+            results = translator.translate_batch([texts[index] for index in indices], beam_size=beam, **limits)
+            found |= {index: [target_words.id(word) for word in result.hypotheses[0]]
+                      for index, result in zip(indices, results, strict=True)}
+        return [found[index] for index in range(len(sources))]
+
+    return run
+
+
+def decode(options: argparse.Namespace) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as temporary:
+        data = Path(options.data or write_folder(Path(temporary) / "data", 1000))
+        sources, vocabulary = read_sources(data, options.gen_subset, options.sentences)
+        checkpoint = (load_checkpoint(options.checkpoint) if options.checkpoint else
+                      made_up_checkpoint(options.arch, vocabulary.to_text(), len(vocabulary)))
+        folder, is_fixed = Path(temporary) / "exported", not options.checkpoint
+        folder.mkdir()
+        write_ctranslate2(folder, checkpoint, print)
+        steps: dict[str, Callable[[], Any]] = {}
+        for batch_size in map(int, options.batch_size.split(",")):
+            shared: dict[str, Any] = {"sources": sources, "beam": options.beam, "batch_size": batch_size, "is_fixed": is_fixed}
+            steps[f"Lamina fp32 {batch_size}"] = ours(checkpoint, **shared)
+            for name, kind in (("fp32", "float32"), ("int8", "int8")):
+                steps[f"CTranslate2 {name} {batch_size}"] = theirs(folder, checkpoint, kind, **shared)
+        seconds = seconds_each(steps, options.rounds, warm_up=1)
+        return decode_rows(seconds, {name: step() for name, step in steps.items()}, len(sources))
+
+
+def decode_rows(seconds: dict[str, float], found: dict[str, list[list[int]]], number: int) -> list[dict[str, Any]]:
+    """Each system at each batch size; ratios are of the best of one over the best of the other."""
+    best: dict[str, float] = {}
+    for name, own in seconds.items():
+        kind = name.rsplit(maxsplit=1)[0]
+        best[kind] = min(best.get(kind, math.inf), own)
+    first = next(iter(found.values()))
+    rows = []
+    for name, own in seconds.items():
+        kind, batch_size = name.rsplit(maxsplit=1)
+        rival = kind.replace("Lamina", "CTranslate2")
+        same = sum(ids[:-1] == other[: len(ids) - 1] for ids, other in zip(first, found[name], strict=True))
+        rows.append({"system": kind, "batch": int(batch_size), "seconds": own, "sentences/s": number / own,
+                     "found what the first did": f"{100 * same / number:.0f} %",
+                     "best of ours / best of theirs": best[rival] / best[kind] if own == best[kind] and rival != kind else ""})
+    return rows
+
+
+class TorchTransformer(nn.Module):
+    """The same model from torch's modules: post-norm, one table for everything, sinusoids, dropout where we have it."""
+
+    def __init__(self, config: ModelConfig, vocabulary_size: int) -> None:
+        super().__init__()
+        stack, dim = config.encoder, config.encoder.model_dim
+        self.dim, self.dropout_p = dim, config.dropout.dropout_p
+        self.table = nn.Embedding(vocabulary_size, dim, padding_idx=PAD_ID)
+        nn.init.normal_(self.table.weight, std=dim**-0.5)
+        self.register_buffer("positions", sinusoid_table(1024, dim)[2:])
+        self.transformer = nn.Transformer(dim, stack.num_heads, stack.num_layers, config.decoder.num_layers, stack.ffn_dim,
+                                          self.dropout_p, batch_first=True)
+        # Theirs end in a norm of their own after post-norm layers, and drop attention weights and activations with one rate.
+        self.transformer.encoder.norm = self.transformer.decoder.norm = None
+        for part in self.transformer.modules():
+            if isinstance(part, nn.MultiheadAttention):
+                part.dropout = config.dropout.attention_p
+            elif isinstance(part, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
+                part.dropout.p = config.dropout.activation_p
+
+    def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
+        is_pad, length = source.eq(PAD_ID), target_in.size(1)
+        states = self.transformer(self.embed(source), self.embed(target_in), src_key_padding_mask=is_pad,
+                                  memory_key_padding_mask=is_pad, tgt_is_causal=True,
+                                  tgt_mask=nn.Transformer.generate_square_subsequent_mask(length))
+        return F.linear(states, self.table.weight)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return F.dropout(self.table(ids) * math.sqrt(self.dim) + self.positions[: ids.size(1)], self.dropout_p, self.training)
+
+
+def torch_update(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> float:
+    optimizer.zero_grad()
+    scores = model(batch.source, batch.target_in)
+    loss = F.cross_entropy(scores.flatten(0, 1), batch.target.flatten(), ignore_index=PAD_ID, label_smoothing=SMOOTHING)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def train(options: argparse.Namespace) -> list[dict[str, Any]]:
+    torch.manual_seed(1)
+    config = PRESETS[options.arch]()
+    config = replace(config, embedding=replace(config.embedding, share_all=True))
+    batch = made_up_batch(options.vocabulary, options.max_tokens, torch.device("cpu"))
+    optimization = OptimizationConfig(criterion=LabelSmoothedCrossEntropy(smoothing=SMOOTHING))
+    updater = Updater(build_model(config, options.vocabulary, options.vocabulary), optimization, PrecisionConfig())
+    model = TorchTransformer(config, options.vocabulary)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), fused=True)
+    steps = {"Lamina": lambda: updater.update([batch], 1e-4, 1).numbers.tolist(),
+             "torch.nn.Transformer": partial(torch_update, model, optimizer, batch)}
+    seconds = seconds_each(steps, options.rounds, warm_up=2)
+    return [{"system": name, "weights": sum(weight.numel() for weight in model.parameters()),
+             "ms an update": 1000 * own, "target tokens/s": round(batch.num_target_tokens / own),
+             "speed, of torch's": seconds["torch.nn.Transformer"] / own} for name, own in seconds.items()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("decode", "train"))
+    parser.add_argument("--arch", default="transformer_iwslt_de_en", help="preset (default: transformer_iwslt_de_en)")
+    parser.add_argument("--data", help="decode: data folder (default: made-up captions, 10k vocabulary)")
+    parser.add_argument("--gen-subset", default="test", help="decode: split to translate (default: test)")
+    parser.add_argument("--checkpoint", help="decode: model to use (default: random weights of --arch)")
+    parser.add_argument("--sentences", type=int, default=128, help="decode: how many to translate (default: 128)")
+    parser.add_argument("--batch-size", default="16,32", help="decode: sentences in a batch, by comma (default: 16,32)")
+    parser.add_argument("--beam", type=int, default=5, help="decode: (default: 5)")
+    parser.add_argument("--max-tokens", type=int, default=2048, help="train: tokens of an update (default: 2048)")
+    parser.add_argument("--vocabulary", type=int, default=10_000, help="train: symbols (default: 10000)")
+    parser.add_argument("--rounds", type=int, default=5, help="of which the median counts (default: 5)")
+    parser.add_argument("--json", metavar="FILE", help="write the rows there too")
+    options = parser.parse_args()
+    rows = {"decode": decode, "train": train}[options.what](options)
+    print(machine())
+    show(rows, options.json)
+
+
+if __name__ == "__main__":
+    main()
