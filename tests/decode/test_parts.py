@@ -10,10 +10,11 @@ from lamina.decode.alignment import alignment_of, cross_attention
 from lamina.decode.beam import Search
 from lamina.decode.candidates import first_scores, most_likely, most_likely_by_group
 from lamina.decode.rows import search_rows
-from lamina.decode.rules import Rules, forbid_repetition_, length_limits
+from lamina.decode.rules import Due, Rules, forbid_repetition_, length_limits
 from lamina.decode.sampling import draw, uniforms_for
 from lamina.decode.scoring import pad_targets, token_log_probs
-from lamina.nn.cache import KeyValues, select_rows
+from lamina.nn.cache import KeyValues, StepState, select_rows
+from lamina.nn.stack import ALL_RUN
 from tiny import pad, tiny_model, tiny_pair
 
 CPU = torch.device("cpu")
@@ -44,7 +45,7 @@ def test_at_first_only_one_beam_of_a_group_counts():
 
 def test_draws_follow_the_distribution():
     probs = torch.tensor([0.5, 0.0, 0.2, 0.3])
-    uniforms = uniforms_for([(7,)], 20_000, 1, CPU)[0]
+    uniforms = uniforms_for([(7,)], 20_000, 1)[0]
     tokens = draw(probs.log().expand(1, 20_000, 4), uniforms)
     shares = torch.bincount(tokens.flatten(), minlength=4) / 20_000
     torch.testing.assert_close(shares, probs, rtol=0, atol=0.015)
@@ -56,7 +57,7 @@ def test_draws_follow_the_distribution():
                                                  ({"topk": 9}, {0, 1, 2, 3})])
 def test_draws_keep_to_the_likely(limits, allowed):
     log_probs = torch.tensor([0.5, 0.05, 0.15, 0.3]).log().expand(1, 2000, 4)
-    tokens = draw(log_probs, uniforms_for([(1, 2)], 2000, 1, CPU)[0], **limits)
+    tokens = draw(log_probs, uniforms_for([(1, 2)], 2000, 1)[0], **limits)
     assert set(tokens.flatten().tolist()) == allowed
 
 
@@ -66,7 +67,7 @@ def test_the_extremes_of_a_draw_stay_inside():
 
 
 def test_draws_of_a_sentence_do_not_depend_on_the_number_of_steps():
-    assert torch.equal(uniforms_for([(1, 5)], 3, 4, CPU), uniforms_for([(1, 2), (1, 5)], 3, 9, CPU)[:4, 1:])
+    assert torch.equal(uniforms_for([(1, 5)], 3, 4), uniforms_for([(1, 2), (1, 5)], 3, 9)[:4, 1:])
 
 
 def test_lengths_come_from_a_sentences_own_source():
@@ -81,15 +82,29 @@ def test_lengths_come_from_a_sentences_own_source():
 
 def test_rules_in_turn():
     config = SearchConfig(beam=1, min_length=1, max_length_offset=2, unk_penalty=3.0)
-    rules = Rules(config, [4, 4], 50, torch.tensor([[7], [1]]), CPU)
+    rules = Rules(config, torch.tensor([2, 2]), torch.tensor([1, 1]), torch.tensor([[7], [1]]))
     scores = torch.zeros(2, 1, 9)
-    rules.apply_(scores, 0, None)
+    rules.apply_(scores, torch.tensor([0, 0]), Due(1))
     assert scores[0, 0].isfinite().nonzero().flatten().tolist() == [7]
     assert scores[1, 0].isfinite().nonzero().flatten().tolist() == [0, 3, 4, 5, 6, 7, 8]
     assert scores[1, 0, 3] == -3.0
     scores = torch.zeros(2, 1, 9)
-    rules.apply_(scores, 2, None)
+    rules.apply_(scores, torch.tensor([2, 2]), Due(3))
     assert scores.isfinite().nonzero().tolist() == [[0, 0, 2], [1, 0, 2]]
+
+
+def test_rules_know_each_sentences_step():
+    config = SearchConfig(beam=1, min_length=2, max_length_offset=3)
+    limits, first_ends = torch.tensor([3, 3, 3]), torch.tensor([2, 2, 2])
+    rules = Rules(config, limits, first_ends, torch.tensor([[7, 8], [7, 8], [7, 8]]))
+    scores = torch.zeros(3, 1, 9)
+    rules.apply_(scores, torch.tensor([1, 2, 3]), Due(4))
+    allowed = [scores[row, 0].isfinite().nonzero().flatten().tolist() for row in range(3)]
+    assert allowed == [[8], [0, 2, 3, 4, 5, 6, 7, 8], [2]]
+    # What the host rules out is not looked at.
+    scores = torch.zeros(3, 1, 9)
+    rules.apply_(scores, torch.tensor([1, 2, 3]), Due(4, has_ends=False, has_prefixes=False))
+    assert [scores[row, 0].isfinite().sum().item() for row in range(3)] == [7, 8, 8]
 
 
 def test_a_model_without_positions_left_must_end():
@@ -101,10 +116,20 @@ def test_a_model_without_positions_left_must_end():
 
 def test_repetition_is_forbidden_by_hypothesis():
     scores = torch.zeros(1, 2, 10)
-    forbid_repetition_(scores, torch.tensor([[[4, 5, 6, 4, 5], [4, 5, 6, 7, 8]]]), 3)
+    forbid_repetition_(scores, torch.tensor([[[4, 5, 6, 4, 5], [4, 5, 6, 7, 8]]]), torch.tensor([5]), 3)
     assert scores.isinf().nonzero().tolist() == [[0, 0, 6]]
-    forbid_repetition_(scores, torch.tensor([[[4], [5]]]), 3)
+    forbid_repetition_(scores, torch.tensor([[[4], [5]]]), torch.tensor([1]), 3)
     assert scores.isinf().sum() == 1
+
+
+def test_repetition_counts_what_is_said_so_far():
+    tokens = torch.tensor([[[4, 5, 6, 4, 5]], [[4, 5, 6, 4, 5]], [[4, 5, 6, 4, 5]]])
+    scores = torch.zeros(3, 1, 10)
+    forbid_repetition_(scores, tokens, torch.tensor([5, 4, 0]), 2)
+    assert scores.isinf().nonzero().tolist() == [[0, 0, 6], [1, 0, 5]]
+    scores = torch.zeros(3, 1, 10)
+    forbid_repetition_(scores, tokens, torch.tensor([3, 1, 0]), 1)
+    assert scores.isinf().nonzero().tolist() == [[0, 0, 4], [0, 0, 5], [0, 0, 6], [1, 0, 4]]
 
 
 def test_a_prefix_is_said_first_and_may_be_the_whole():
@@ -187,13 +212,19 @@ def test_rows_come_back_with_their_places():
 
 
 def test_memory_grows_and_is_never_left():
-    cache = KeyValues.empty(torch.zeros(2, 1, 5, 4), num_beams=2, max_length=70)
-    assert cache.keys.size(2) == 64
+    cache = KeyValues(2, num_beams=2, num_heads=1, like=torch.zeros(4))
+    state = StepState(layers=[cache], steps=torch.zeros(2, dtype=torch.long), num_beams=2, max_length=70, runs=ALL_RUN)
+    capacities = set()
     for step in range(70):
-        keys, _ = cache.append(torch.full((2, 1, 2, 4), float(step)), torch.zeros(2, 1, 2, 4))
+        turn = state.turn(state.begin(), torch.float32)
+        keys, values = cache.append_(torch.cat([torch.full((2, 2, 4), float(step)), torch.zeros(2, 2, 4)], dim=2), turn)
+        state.end()
+        capacities.add(cache.data.size(1))
+    assert capacities == {32, 64, 70}
     assert keys[0, 0, :, 0].tolist() == [float(step) for step in range(70) for _ in range(2)]
+    assert not values.any()
     with pytest.raises(AssertionError, match="beyond the length"):
-        cache.append(torch.zeros(2, 1, 2, 4), torch.zeros(2, 1, 2, 4))
+        state.begin()
 
 
 def test_rows_are_selected_in_any_structure():

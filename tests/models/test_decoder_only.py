@@ -1,5 +1,6 @@
 """Laws that hold for every language model that build_decoder_only builds."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -8,7 +9,8 @@ from lamina.checkpoint.prune import Keep, prune
 from lamina.config.decode import SearchConfig
 from lamina.config.model import LanguageModelConfig
 from lamina.decode.beam import Search
-from lamina.decode.rules import Rules
+from lamina.decode.sentences import Sentences
+from lamina.decode.slots import Slots
 from lamina.errors import ConfigError
 from lamina.models.build import build_decoder_only
 from lamina.nn.stack import Runs
@@ -116,7 +118,7 @@ def test_reading_a_prompt_at_once_is_reading_it_step_by_step(model, options, mon
     prompt[1, 3:] = 1  # a shorter one
     search = Search([model, model], SearchConfig(max_length_offset=6, **options))
     at_once = search.run(pad(prompt, right=1), prompt)
-    monkeypatch.setattr(Search, "_read_prompts", None)  # would fail if it were called
+    monkeypatch.setattr(Slots, "_read_prompts", None)  # would fail if it were called
     steps = search_without_reading(search, prompt, monkeypatch)
     for one, other in zip(at_once, steps, strict=True):
         assert [hypothesis.ids for hypothesis in one] == [hypothesis.ids for hypothesis in other]
@@ -125,13 +127,13 @@ def test_reading_a_prompt_at_once_is_reading_it_step_by_step(model, options, mon
 
 
 def search_without_reading(search, prompt, monkeypatch):
-    original = Rules.__init__
+    original = Sentences.__init__
 
     def without(self, *given, **named):
         original(self, *given, **named)
-        self.num_shared = 0
+        self.num_known = np.zeros_like(self.num_known)
 
-    monkeypatch.setattr(Rules, "__init__", without)
+    monkeypatch.setattr(Sentences, "__init__", without)
     return search.run(pad(prompt, right=1), prompt)
 
 

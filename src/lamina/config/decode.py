@@ -41,6 +41,8 @@ class SearchConfig:
                                         "must contain: in this order (also if given bare) or in any", name="constraints",
                                         choices=("ordered", "unordered"), bare_value="ordered", metavar="[ORDER]",
                                         paper="Post and Vilar 2018; Hu et al. 2019")
+    cuda_graphs: bool = flag(True, "on a GPU, record a step once and replay it; off with one notice where steps ask the "
+                             "processor, as with --constraints")
 
     def __post_init__(self) -> None:
         check(self.beam >= 1, f"--beam is {self.beam}; it must be at least 1, where 1 is greedy search.")

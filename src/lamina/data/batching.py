@@ -140,8 +140,9 @@ def collate(examples: Sequence[Example], indices: Sequence[int]) -> Batch:
     )
 
 
-def pad_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
-    padded = np.full((len(rows), max(map(len, rows))), PAD, dtype=np.int64)
+def pad_rows(rows: Sequence[np.ndarray], width: int = 0) -> np.ndarray:
+    """As wide as the longest, and at least `width`."""
+    padded = np.full((len(rows), max(width, *map(len, rows))), PAD, dtype=np.int64)
     for line, row in zip(padded, rows, strict=True):
         line[: len(row)] = row
     return padded

@@ -40,7 +40,7 @@ def attention_weights(model: EncoderDecoder, attention: MemoryAttention, source:
 
     def watch(attention: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         assert isinstance(attention, MemoryAttention)
-        seen.append(attention.weights(*inputs))
+        seen.append(attention.weights(*inputs[:3]))  # how the queries lie is not asked
 
     hook = attention.register_forward_pre_hook(watch)
     try:

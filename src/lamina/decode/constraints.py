@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -132,12 +133,12 @@ class Constraints:
     """The phrases of a batch and how far its beams are with them; sentences without phrases are not in it."""
 
     def __init__(self, phrases: Sequence[Sequence[Sequence[int]]], *, num_beams: int, is_ordered: bool,
-                 prefix: Tensor | None = None) -> None:
+                 prefixes: Sequence[Sequence[int] | np.ndarray] | None = None) -> None:
         self.num_beams = num_beams
         self.rows: dict[int, ConstrainedRow] = {}  # by place in the batch
         for place, own in enumerate(phrases):
             if own:
-                begun = [] if prefix is None else [token for token in prefix[place].tolist() if token != PAD]
+                begun = [] if prefixes is None else [int(token) for token in prefixes[place]]
                 automaton = Phrases(own, is_ordered=is_ordered)
                 moves = automaton.moves(automaton.read(begun))
                 if EOS in begun and not moves.is_complete:

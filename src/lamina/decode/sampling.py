@@ -14,10 +14,10 @@ from torch import Tensor
 LARGEST_SHARE = 1.0 - 1e-6
 
 
-def uniforms_for(seeds: Sequence[Sequence[int]], num_beams: int, num_steps: int, device: torch.device) -> Tensor:
+def uniforms_for(seeds: Sequence[Sequence[int]], num_beams: int, num_steps: int) -> Tensor:
     """Numbers from [0, 1), a stream for each sentence: the first steps do not depend on how many follow. (T, B, K)"""
     drawn = [np.random.default_rng(list(seed)).random((num_steps, num_beams)) for seed in seeds]
-    return torch.from_numpy(np.stack(drawn, axis=1).astype(np.float32)).to(device)
+    return torch.from_numpy(np.stack(drawn, axis=1).astype(np.float32))
 
 
 def draw(log_probs: Tensor, uniforms: Tensor, *, topk: int = -1, topp: float = -1.0) -> Tensor:

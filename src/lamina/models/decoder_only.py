@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.nn.adaptive import AdaptiveHead
-from lamina.nn.cache import Ancestry, KeyValues, StepState
+from lamina.nn.cache import KeyValues, StepState
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.heads import LinearHead, Term, log_probs, sharpen
 from lamina.nn.layout import Layout
@@ -56,23 +56,21 @@ class DecoderOnly(nn.Module):
     def start(self, tokens: Tensor, max_length: int | None = None, num_beams: int = 1,
               runs: Runs = ALL_RUN) -> StepState:
         """Prepare for at most `max_length` tokens of `num_beams` texts each; of `tokens` (B, ...) only the number counts."""
-        max_length = max_length or self.max_target_positions
         layers = []
         for layer in self.decoder.layers:
             assert isinstance(layer, CausalLayer)
-            like = layer.attention.split(layer.attention.out_proj.weight.new_empty(len(tokens), 0,
-                                                                                   layer.attention.out_proj.in_features))
-            layers.append(KeyValues.empty(like, num_beams, max_length))
-        return StepState(layers=layers, ancestry=Ancestry(len(tokens), num_beams, max_length, tokens.device), runs=runs)
+            layers.append(KeyValues(len(tokens), num_beams, layer.attention.num_heads, layer.attention.out_proj.weight))
+        return StepState(layers=layers, steps=torch.zeros(len(tokens), dtype=torch.long, device=tokens.device),
+                         num_beams=num_beams, max_length=max_length or self.max_target_positions, runs=runs)
 
     @torch.no_grad()
-    def read(self, tokens: Tensor, target: Tensor, state: StepState, num_beams: int, temperature: float = 1.0) -> Tensor:
+    def read(self, tokens: Tensor, target: Tensor, state: StepState, temperature: float = 1.0) -> Tensor:
         """Feed each text its first tokens at once; the log-probability of `target`, the token after each. (B, T) -> (B, T)"""
         assert state.length == 0, "the first tokens come first"
         embedded = self.target_embedding(tokens, Layout.of_ids(tokens, self.pad_id))
-        state.length = tokens.size(1)
-        output = self.decoder(embedded, lambda layer, index, x: layer.read(x, state.layers[index], num_beams),
-                              state.runs.decoder)
+        state.reserve_(tokens.size(1))
+        output = self.decoder(embedded, lambda layer, index, x: layer.read(x, state.layers[index]), state.runs.decoder)
+        state.read_(tokens.size(1))
         (term,) = self.head.terms(output)
         # A few places at a time, so that the whole (B, T, V) is never there.
         parts = [self._scores([term._replace(features=features)], temperature).gather(2, own[:, :, None])[:, :, 0]
@@ -84,10 +82,11 @@ class DecoderOnly(nn.Module):
     def step(self, tokens: Tensor, state: StepState, temperature: float = 1.0) -> Tensor:
         """Feed each beam its next token; log-probabilities of the one after. tokens: (B, K) -> (B, K, V), or (B,) -> (B, V)"""
         ids = tokens.view(len(tokens), -1)
-        embedded = self.target_embedding.step(ids, state.length)
-        state.length += 1
-        bias = state.ancestry.bias(state.length, embedded.input.dtype)
-        output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], bias),
+        places = state.begin()
+        embedded = self.target_embedding.step(ids, places)
+        turn = state.turn(places, embedded.input.dtype)
+        output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], turn),
                               state.runs.decoder)
+        state.end()
         scores = self._scores(self.head.terms(output), temperature)
         return scores if tokens.dim() == 2 else scores[:, 0]

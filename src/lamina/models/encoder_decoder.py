@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lamina.nn.cache import Ancestry, KeyValues, LayerCache, StepState, select_rows
+from lamina.nn.cache import KeyValues, LayerCache, StepState, put_rows_, select_rows
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.fusion import Memory
 from lamina.nn.heads import Head, Term, log_probs, sharpen
-from lamina.nn.layout import AnyLayout, lay_out
+from lamina.nn.layout import AnyLayout, Layout, lay_out
 from lamina.nn.stack import ALL_RUN, DecoderLayer, LayerStack, Runs, StackOutput
 from lamina.rows import Rows
 
@@ -31,12 +31,17 @@ class Encoded(NamedTuple):
 class DecoderState(StepState):
     """Besides its own past, what the decoder reads of the sources."""
 
-    layout: AnyLayout
+    layout: Layout
     surface: Any  # what the head reads
 
     def select_(self, rows: Tensor) -> None:
         super().select_(rows)
         self.layout, self.surface = select_rows((self.layout, self.surface), rows)
+
+    def put_(self, rows: Tensor, other: StepState) -> None:
+        assert isinstance(other, DecoderState)
+        super().put_(rows, other)
+        put_rows_((self.layout, self.surface), rows, (other.layout, other.surface))
 
 
 class EncoderDecoder(nn.Module):
@@ -82,7 +87,8 @@ class EncoderDecoder(nn.Module):
     def start(self, source: Tensor, max_length: int | None = None, num_beams: int = 1, runs: Runs = ALL_RUN) -> DecoderState:
         """Encode a batch and prepare for at most `max_length` target tokens of `num_beams` hypotheses each."""
         encoded = self.encode(source, runs)
-        max_length = max_length or self.max_target_positions
+        assert isinstance(encoded.layout, Layout), "a search has a sentence in each row"
+        layout = encoded.layout.as_bias(encoded.output.final.dtype)
         memory = self.memory.prepare(encoded.output)
         layers: list[LayerCache | None] = []
         for index, layer in enumerate(self.decoder.layers):
@@ -91,18 +97,21 @@ class EncoderDecoder(nn.Module):
                 continue
             assert isinstance(layer, DecoderLayer)
             keys, values = (part.contiguous() for part in layer.cross_attention.project(self.memory(memory, index)))
-            layers.append(LayerCache(KeyValues.empty(keys, num_beams, max_length), (keys, values)))
-        return DecoderState(layers=layers, ancestry=Ancestry(len(source), num_beams, max_length, source.device), runs=runs,
-                            layout=encoded.layout, surface=self.head.start(*encoded))
+            weight = layer.attention.out_proj.weight
+            layers.append(LayerCache(KeyValues(len(source), num_beams, layer.attention.num_heads, weight), (keys, values)))
+        return DecoderState(layers=layers, steps=source.new_zeros(len(source)), num_beams=num_beams,
+                            max_length=max_length or self.max_target_positions, runs=runs, layout=layout,
+                            surface=self.head.start(encoded.output, layout, source))
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: DecoderState, temperature: float = 1.0) -> Tensor:
         """Feed each beam its next token; log-probabilities of the one after. tokens: (B, K) -> (B, K, V), or (B,) -> (B, V)"""
         ids = tokens.view(len(tokens), -1)
-        embedded = self.target_embedding.step(ids, state.length)
-        state.length += 1
-        bias = state.ancestry.bias(state.length, embedded.input.dtype)
-        output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], bias, state.layout),
+        places = state.begin()
+        embedded = self.target_embedding.step(ids, places)
+        turn = state.turn(places, embedded.input.dtype)
+        output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], turn, state.layout),
                               state.runs.decoder)
+        state.end()
         scores = log_probs(sharpen(self.head.terms(output, state.surface), temperature), self.output_weight)
         return scores if tokens.dim() == 2 else scores[:, 0]

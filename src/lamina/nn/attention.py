@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.nn.cache import KeyValues
+from lamina.nn.cache import KeyValues, Turn
 from lamina.nn.layout import AnyLayout, Layout
 
 
@@ -62,17 +62,18 @@ class SelfAttention(Attention):
         query, key, value = map(self.split, self.in_proj(x).chunk(3, dim=2))
         return self.attend_by(layout, query, key, value, is_causal=True)
 
-    def read(self, x: Tensor, past: KeyValues, num_beams: int) -> Tensor:
+    def read(self, x: Tensor, past: KeyValues) -> Tensor:
         """The first tokens of each text, which all its beams share and go on from. x: (B, T, D)"""
-        query, key, value = map(self.split, self.in_proj(x).chunk(3, dim=2))
-        past.append(key.repeat_interleave(num_beams, dim=2), value.repeat_interleave(num_beams, dim=2))
+        projected = self.in_proj(x)
+        past.begin_(projected[:, :, x.size(2) :])
+        query, key, value = map(self.split, projected.chunk(3, dim=2))
         return self.attend(query, key, value, is_causal=True)
 
-    def step(self, x: Tensor, past: KeyValues, bias: Tensor | None) -> Tensor:
-        """One new token a beam, after those in `past`, which grows by them. x: (B, K, D); bias: (B, 1, K, T * K)"""
-        query, key, value = map(self.split, self.in_proj(x).chunk(3, dim=2))
-        keys, values = past.append(key, value)
-        return self.attend(query, keys, values, may_attend=bias)
+    def step(self, x: Tensor, past: KeyValues, turn: Turn) -> Tensor:
+        """One new token a beam, after those in `past`, which grows by them. x: (B, K, D)"""
+        query, entries = self.in_proj(x).tensor_split([x.size(2)], dim=2)
+        keys, values = past.append_(entries, turn)
+        return self.attend(self.split(query), keys, values, may_attend=turn.bias)
 
 
 class MemoryAttention(Attention):

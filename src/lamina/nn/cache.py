@@ -1,68 +1,73 @@
 """What stepwise decoding keeps between steps.
 
 The beams of a sentence are so many query positions of one row. Their keys and values lie side by side and are never
-moved: when beams change places, only the note of which slot each beam's past went through is rewritten, and attention
-reads the sentence's slots through that note as a mask. A sentence that is finished leaves by `select_rows`.
+moved: when beams change places, only the note of which beam's entry of each step their past went through is rewritten, and
+attention reads the sentence's entries through that note as a mask. Each row counts its own steps: a sentence that is
+finished leaves by `select_`, or makes room for another by `put_`.
 """
 
-# B sentences, K beams, H heads, T steps so far, C channels of a head
+# B sentences, K beams, H heads, T steps so far, C channels of a head, D model_dim
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+from lamina.nn.layout import Layout
 
 if TYPE_CHECKING:
     from lamina.nn.stack import Runs
 
 T = TypeVar("T")
 FIRST_CAPACITY = 32  # steps that memory is set aside for at first; it doubles from there
+NOT_YET = -1  # in the ancestry: a step that is still to come
 
 
-@dataclass
+class Turn(NamedTuple):
+    """What the layers of a decoder must know of a step."""
+
+    at: tuple[Tensor, Tensor]  # (B,) each: rows, and the place in each that this step's entries get
+    length: int  # places that attention looks at
+    bias: Tensor | None  # (B, 1, K, length * K): 0 on a beam's own past and -inf elsewhere; None: all of it is its own
+
+
 class KeyValues:
     """Keys and values of the steps so far, K entries a step, in memory set aside ahead."""
 
-    keys: Tensor  # (B, H, capacity, C)
-    values: Tensor
-    max_size: int
-    size: int = 0
+    def __init__(self, batch: int, num_beams: int, num_heads: int, like: Tensor) -> None:
+        """Of `like` (..., D) only width, type and device count."""
+        self.num_heads = num_heads
+        self.data = like.new_zeros(batch, 0, num_beams, 2 * like.size(-1))  # (B, capacity, K, 2 D): key, value
 
-    @classmethod
-    def empty(cls, like: Tensor, num_beams: int, max_length: int) -> KeyValues:
-        """For `like` (B, H, ..., C), of which only shape, type and device count."""
-        batch, heads, *_, channels = like.shape
-        shape = (batch, heads, num_beams * min(max_length, FIRST_CAPACITY), channels)
-        return cls(like.new_empty(shape), like.new_empty(shape), num_beams * max_length)
+    def reserve_(self, capacity: int) -> None:
+        batch, old, *entry = self.data.shape
+        grown = self.data.new_zeros(batch, capacity, *entry)
+        grown[:, :old] = self.data
+        self.data = grown
 
-    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the (B, H, K, C) of a step, or of several, and return all up to it, as views."""
-        end = self.size + key.size(2)
-        assert end <= self.max_size, "a step beyond the length that start() was given"
-        while end > self.keys.size(2):
-            self.keys, self.values = (self._grown(tensor) for tensor in (self.keys, self.values))
-        self.keys[:, :, self.size : end] = key
-        self.values[:, :, self.size : end] = value
-        self.size = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+    def begin_(self, entries: Tensor) -> None:
+        """The first steps at once; all beams share them. entries: (B, T, 2 D)"""
+        self.data[:, : entries.size(1)] = entries[:, :, None]
 
-    def _grown(self, tensor: Tensor) -> Tensor:
-        batch, heads, capacity, channels = tensor.shape
-        grown = tensor.new_empty(batch, heads, min(2 * capacity, self.max_size), channels)
-        grown[:, :, : self.size] = tensor[:, :, : self.size]
-        return grown
+    def append_(self, entries: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+        """Store a step's entries, (B, K, 2 D); all keys and values up to it, as views. (B, H, T * K, C) each"""
+        self.data[turn.at] = entries
+        keys, values = self.data[:, : turn.length].flatten(1, 2).unflatten(2, (2, self.num_heads, -1)).unbind(2)
+        return keys.transpose(1, 2), values.transpose(1, 2)
 
-    def select_(self, rows: Tensor) -> None:
+    def select_(self, rows: Tensor, length: int) -> None:
         # What lies beyond the steps so far is not worth copying.
-        _, heads, capacity, channels = self.keys.shape
-        for name in ("keys", "values"):
-            kept = self.keys.new_empty(len(rows), heads, capacity, channels)
-            kept[:, :, : self.size] = getattr(self, name)[:, :, : self.size].index_select(0, rows)
-            setattr(self, name, kept)
+        _, *shape = self.data.shape
+        kept = self.data.new_zeros(len(rows), *shape)
+        kept[:, :length] = self.data[:, :length].index_select(0, rows)
+        self.data = kept
+
+    def put_(self, rows: Tensor, other: KeyValues, length: int) -> None:
+        self.data[:, :length].index_copy_(0, rows, other.data[:, :length])
 
 
 @dataclass
@@ -72,53 +77,108 @@ class LayerCache:
     past: KeyValues
     memory: tuple[Tensor, Tensor]  # (B, H, S, C) each, once a sentence: beams share them
 
-    def select_(self, rows: Tensor) -> None:
-        self.past.select_(rows)
+    def reserve_(self, capacity: int) -> None:
+        self.past.reserve_(capacity)
+
+    def select_(self, rows: Tensor, length: int) -> None:
+        self.past.select_(rows, length)
         self.memory = select_rows(self.memory, rows)
 
-
-class Ancestry:
-    """Through which slot of each step a beam's past went."""
-
-    def __init__(self, batch: int, num_beams: int, max_length: int, device: torch.device) -> None:
-        self.own = torch.arange(num_beams, device=device)
-        self.slots = self.own[None, :, None].repeat(batch, 1, max_length)  # (B, K, T_max)
-
-    def bias(self, length: int, dtype: torch.dtype) -> Tensor | None:
-        """0 on a beam's own past and -inf on the others', for `length` steps. (B, 1, K, length * K)"""
-        if len(self.own) == 1:
-            return None
-        is_foreign = self.slots[:, :, :length, None] != self.own  # (B, K, T, K)
-        return torch.zeros_like(is_foreign, dtype=dtype).masked_fill_(is_foreign, -torch.inf).flatten(2)[:, None]
-
-    def reorder_(self, parents: Tensor, length: int) -> None:
-        """Beam k continues what was beam parents[:, k]. parents: (B, K)"""
-        past = self.slots[:, :, :length]
-        self.slots[:, :, :length] = past.gather(1, parents[:, :, None].expand_as(past))
-
-    def select_(self, rows: Tensor) -> None:
-        self.slots = self.slots.index_select(0, rows)
+    def put_(self, rows: Tensor, other: LayerCache, length: int) -> None:
+        self.past.put_(rows, other.past, length)
+        put_rows_(self.memory, rows, other.memory)
 
 
 @dataclass(kw_only=True)
 class StepState:
-    """What stepwise decoding carries from one token to the next, for K beams of each of B texts."""
+    """What stepwise decoding carries from one token to the next, for K beams of each of B texts.
+
+    A step is begin(), turn(), the layers, end(). Texts whose `is_done` is set stay where they are.
+    """
 
     layers: Sequence[Any]  # KeyValues or LayerCache; None: a layer that does not run
-    ancestry: Ancestry
+    steps: Tensor  # (B,): tokens that each text has read
+    num_beams: int
+    max_length: int
     runs: Runs
-    length: int = 0
+    length: int = 0  # tokens that the furthest text has read; what lies beyond is not looked at
+    capacity: int = 0
+    is_even: bool = True  # all texts have read as many tokens
+    is_done: Tensor | None = None  # (B,)
+    ancestry: Tensor = field(init=False)  # (B, K, capacity): through which beam's entry of each step a beam's past went
+
+    def __post_init__(self) -> None:
+        self._rows = torch.arange(len(self.steps), device=self.steps.device)
+        self._own = torch.arange(self.num_beams, dtype=torch.int16, device=self.steps.device)
+        self.ancestry = self._own.new_empty(len(self.steps), self.num_beams, 0)
+
+    def begin(self) -> Tensor:
+        """One step further: the place of its token in each text. (B,)"""
+        self.length += 1
+        self.reserve_(self.length)
+        # A text that is done may stand beyond what the others look at.
+        return self.steps.clamp(max=self.length - 1)
+
+    def turn(self, places: Tensor, dtype: torch.dtype) -> Turn:
+        at = (self._rows, places)
+        if self.num_beams == 1 and self.is_even:
+            return Turn(at, self.length, None)
+        self.ancestry[self._rows, :, places] = self._own
+        is_own = self.ancestry[:, :, : self.length, None] == self._own  # (B, K, T, K)
+        bias = torch.zeros_like(is_own, dtype=dtype).masked_fill_(~is_own, -torch.inf).flatten(2)[:, None]
+        return Turn(at, self.length, bias)
+
+    def end(self) -> None:
+        self.steps += 1 if self.is_done is None else ~self.is_done
+
+    def read_(self, length: int) -> None:
+        """All texts have read their first `length` tokens, which their beams share."""
+        self.length = length
+        self.steps += length
+        self.ancestry[:, :, :length] = self._own[:, None]
+
+    def reserve_(self, length: int) -> bool:
+        """Room for so many steps; whether memory was moved."""
+        if length <= self.capacity:
+            return False
+        assert length <= self.max_length, "a step beyond the length that start() was given"
+        old, self.capacity = self.capacity, min(max(length, 2 * self.capacity, FIRST_CAPACITY), self.max_length)
+        for layer in self.layers:
+            if layer is not None:
+                layer.reserve_(self.capacity)
+        grown = self.ancestry.new_full((*self.ancestry.shape[:2], self.capacity), NOT_YET)
+        grown[:, :, :old] = self.ancestry
+        self.ancestry = grown
+        return True
 
     def reorder_(self, parents: Tensor) -> None:
         """Beam k of each text goes on from what was beam parents[:, k]. parents: (B, K)"""
-        self.ancestry.reorder_(parents, self.length)
+        past = self.ancestry[:, :, : self.length]
+        past.copy_(past.gather(1, parents[:, :, None].expand_as(past)))
 
     def select_(self, rows: Tensor) -> None:
         """Only these texts go on. rows: (B',)"""
-        self.ancestry.select_(rows)
+        self._rows = self._rows[: len(rows)]
+        self.steps, self.ancestry = self.steps.index_select(0, rows), self.ancestry.index_select(0, rows)
+        if self.is_done is not None:
+            self.is_done = self.is_done.index_select(0, rows)
         for layer in self.layers:
             if layer is not None:
-                layer.select_(rows)
+                layer.select_(rows, self.length)
+
+    def put_(self, rows: Tensor, other: StepState) -> None:
+        """The texts of `other`, which have all read as much, take the place of these. rows: (B',)"""
+        if self.num_beams == 1 and self.is_even:
+            self.ancestry[:, :, : self.length] = 0  # so far nobody had to look
+        self.is_even = False
+        self.steps.index_copy_(0, rows, other.steps)
+        if other.length:
+            self.reserve_(other.length)
+        self.ancestry.index_fill_(0, rows, NOT_YET)
+        self.ancestry[:, :, : other.length].index_copy_(0, rows, other.ancestry[:, :, : other.length])
+        for layer, own in zip(self.layers, other.layers, strict=True):
+            if layer is not None:
+                layer.put_(rows, own, other.length)
 
 
 def select_rows(value: T, rows: Tensor) -> T:
@@ -132,3 +192,19 @@ def select_rows(value: T, rows: Tensor) -> T:
             items = [select_rows(item, rows) for item in value]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)  # type: ignore[return-value]
     raise TypeError(f"no rows in {type(value).__name__}")
+
+
+def put_rows_(value: Any, rows: Tensor, other: Any) -> None:
+    """Overwrite some rows of a structure of tensors. The other's may be narrower: what is left of a row is padding."""
+    match value:
+        case Tensor():
+            for dim in range(1, value.dim()):
+                value = value.narrow(dim, 0, other.size(dim))
+            value.index_copy_(0, rows, other)
+        case Layout():
+            value.clear_(rows)
+            for item, own in zip(value, other, strict=True):
+                put_rows_(item, rows, own)
+        case tuple():
+            for item, own in zip(value, other, strict=True):
+                put_rows_(item, rows, own)

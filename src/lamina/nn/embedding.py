@@ -74,9 +74,9 @@ class InputEmbedding(nn.Module):
             ids = self.word_dropout(ids)
         return self._embed(ids, layout.positions() if self.positions is not None else None)
 
-    def step(self, ids: Tensor, num_before: int) -> Embedded:
-        """One token a row, each with `num_before` tokens before it. ids: (B, 1)"""
-        return self._embed(ids, torch.full_like(ids, num_before + FIRST_POSITION))
+    def step(self, ids: Tensor, num_before: Tensor) -> Embedded:
+        """One token a beam, with so many tokens before it. ids: (B, K); num_before: (B,)"""
+        return self._embed(ids, (num_before + FIRST_POSITION)[:, None].expand_as(ids))
 
     def _embed(self, ids: Tensor, positions: Tensor | None) -> Embedded:
         tokens = self.table(ids)

@@ -24,6 +24,16 @@ class Layout(NamedTuple):
         is_pad = ids.eq(pad_id)
         return cls(is_pad, ~is_pad[:, None, None, :])
 
+    def as_bias(self, dtype: torch.dtype) -> Layout:
+        """What attention adds to its scores in place of a yes or no, made once where many steps look at it."""
+        bias = torch.zeros_like(self.may_attend, dtype=dtype).masked_fill_(~self.may_attend, -torch.inf)
+        return self._replace(may_attend=bias)
+
+    def clear_(self, rows: Tensor) -> None:
+        """Nothing but padding in these rows."""
+        self.is_pad.index_fill_(0, rows, True)
+        self.may_attend.index_fill_(0, rows, -torch.inf if self.may_attend.is_floating_point() else False)
+
     def positions(self) -> Tensor:
         """The id of each token's position; only tokens count, so padding on the left shifts nothing. (B, T)"""
         is_token = (~self.is_pad).to(torch.long)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lamina.nn.attention import CrossAttention, SelfAttention
-from lamina.nn.cache import KeyValues, LayerCache
+from lamina.nn.cache import KeyValues, LayerCache, Turn
 from lamina.nn.embedding import Embedded
 from lamina.nn.feed_forward import FeedForward
 from lamina.nn.layout import AnyLayout
@@ -56,13 +56,13 @@ class CausalLayer(EncoderLayer):
     def forward(self, x: Tensor, layout: AnyLayout) -> Tensor:
         return self._run(x, lambda x: self.attention.causal(x, layout))
 
-    def read(self, x: Tensor, past: KeyValues, num_beams: int) -> Tensor:
+    def read(self, x: Tensor, past: KeyValues) -> Tensor:
         """The first tokens of each text, which its beams share. x: (B, T, D)"""
-        return self._run(x, lambda x: self.attention.read(x, past, num_beams))
+        return self._run(x, lambda x: self.attention.read(x, past))
 
-    def step(self, x: Tensor, past: KeyValues, bias: Tensor | None) -> Tensor:
-        """The next token of each beam; `bias` keeps beams apart. x: (B, K, D)"""
-        return self._run(x, lambda x: self.attention.step(x, past, bias))
+    def step(self, x: Tensor, past: KeyValues, turn: Turn) -> Tensor:
+        """The next token of each beam. x: (B, K, D)"""
+        return self._run(x, lambda x: self.attention.step(x, past, turn))
 
     def _run(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         return self.ffn_residual(self.attn_residual(x, attend), self.ffn)
@@ -83,9 +83,9 @@ class DecoderLayer(nn.Module):
         return self._run(x, lambda x: self.attention.causal(x, layout), self.cross_attention.project(memory), memory_layout,
                          layout)
 
-    def step(self, x: Tensor, cache: LayerCache, bias: Tensor | None, memory_layout: AnyLayout) -> Tensor:
-        """The next token of each beam; `bias` keeps beams apart. x: (B, K, D)"""
-        return self._run(x, lambda x: self.attention.step(x, cache.past, bias), cache.memory, memory_layout)
+    def step(self, x: Tensor, cache: LayerCache, turn: Turn, memory_layout: AnyLayout) -> Tensor:
+        """The next token of each beam. x: (B, K, D)"""
+        return self._run(x, lambda x: self.attention.step(x, cache.past, turn), cache.memory, memory_layout)
 
     def _run(self, x: Tensor, attend: Callable[[Tensor], Tensor], projected: tuple[Tensor, Tensor],
              memory_layout: AnyLayout, layout: AnyLayout | None = None) -> Tensor:

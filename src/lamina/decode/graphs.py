@@ -1,0 +1,51 @@
+"""Work recorded once and replayed: what is a few hundred launches for the host becomes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+
+class Graphs:
+    """CUDA graphs by what is special about each; off, functions are simply called.
+
+    A function works on tensors that keep their place, and asks the device nothing. Its first call is an ordinary one, so that
+    libraries can prepare themselves; the second is recorded.
+    """
+
+    def __init__(self, *, is_on: bool) -> None:
+        self.is_on = is_on
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._warm: set[Hashable] = set()
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
+
+    def __call__(self, key: Hashable, function: Callable[[], object]) -> None:
+        if not self.is_on or key not in self._warm:
+            self._warm.add(key)
+            function()
+            return
+        if key not in self._graphs:
+            self._graphs[key] = self._recorded(function)
+        self._graphs[key].replay()
+
+    def _recorded(self, function: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        if self._stream is None:
+            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            # Other threads, which bring training data to the device, do not disturb a recording.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                function()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return graph
+
+    def forget(self) -> None:
+        """Memory has moved: what was recorded no longer holds."""
+        self._graphs.clear()
