@@ -12,7 +12,18 @@ import torch
 
 from lamina.api_lm import LanguageModel
 from lamina.api_masked import MaskedLanguageModel
-from lamina.api_parts import Score, TooLong, Translation, fitted, only_one, silent, warn_in_python
+from lamina.api_parts import (
+    Score,
+    TooLong,
+    Translation,
+    default_device,
+    fitted,
+    only_one,
+    silent,
+    warn_in_python,
+    warn_of_lost,
+    writing_dtype,
+)
 from lamina.checkpoint.loading import made_ready
 from lamina.config.decode import SearchConfig
 from lamina.decode.alignment import alignment_of
@@ -39,7 +50,8 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
          notice: Callable[[str], object] | None = None, say: Callable[[str], object] | None = None) -> Any:
     """The model of a checkpoint, or an ensemble of several: a list, or `a.pt:b.pt`.
 
-    It runs on a GPU if there is one, unless `device` says otherwise, and in float32 unless `dtype` ("fp16", "bf16") does.
+    It runs on a GPU if there is one, unless `device` says otherwise. There, models that write texts compute in float16 unless
+    `dtype` ("fp32", "bf16") says otherwise; everything else is float32.
     `encoder_layers_to_keep` and `decoder_layers_to_keep` prune every model: a list of layers, a number of them, or text as for
     the flags. `overrides` replaces settings of the stored models, by flag, and may hold these two; `notice` hears of those that
     models do not have and of doubtful pruning, and `say` the line about pruning that scripts read.
@@ -84,8 +96,8 @@ class Translator:
     def __init__(self, models: Sequence[EncoderDecoder], vocabularies: tuple[Vocabulary, ...],
                  subwords: tuple[Subword, ...], *, languages: tuple[str, ...] = ("source", "target"),
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.models = [model.to(device=self.device, dtype=dtype).eval() for model in models]
+        self.device = default_device(device)
+        self.models = [model.to(device=self.device, dtype=dtype or writing_dtype(self.device)).eval() for model in models]
         self.vocabularies = vocabularies
         self.subwords = subwords
         self.languages = languages
@@ -128,10 +140,13 @@ class Translator:
                 places.append(place)
         # A draw belongs to the line, wherever the lines around it end up: numbers count all lines, not those searched.
         numbers = [first_number + place for place in places]
+        num_lost = 0
         for found in search_rows(searcher, rows, device=self.device, max_tokens=max_tokens, batch_size=batch_size, seed=seed,
                                  numbers=numbers, with_attention=with_alignment,
                                  constraints=None if phrases is None else [phrases[place] for place in places]):
             results[places[found.index]] = self.translation(found.hypotheses, rows[found.index].tolist(), remove_bpe)
+            num_lost += found.hypotheses[0].is_lost
+        warn_of_lost(num_lost, len(rows), warn)
         return results
 
     def stream(self, sentences: Iterable[str], beam: int | None = None, *, buffer_size: int = 1000,

@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from lamina.api_parts import Score, TooLong, Translation, fitted, only_one, warn_in_python
+from lamina.api_parts import (
+    Score,
+    TooLong,
+    Translation,
+    default_device,
+    fitted,
+    only_one,
+    warn_in_python,
+    warn_of_lost,
+    writing_dtype,
+)
 from lamina.config.decode import SearchConfig
 from lamina.decode.beam import Search
 from lamina.decode.rows import search_rows
@@ -27,8 +37,8 @@ class LanguageModel:
     def __init__(self, models: Sequence[DecoderOnly], vocabularies: tuple[Vocabulary, ...], subwords: tuple[Subword, ...], *,
                  languages: tuple[str, ...] = ("text",), device: torch.device | str | None = None,
                  dtype: torch.dtype | None = None) -> None:
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.models = [model.to(device=self.device, dtype=dtype).eval() for model in models]
+        self.device = default_device(device)
+        self.models = [model.to(device=self.device, dtype=dtype or writing_dtype(self.device)).eval() for model in models]
         (self.vocabulary,) = vocabularies
         (self.subword,) = subwords
         (self.language,) = languages
@@ -63,12 +73,15 @@ class LanguageModel:
                 places.append(place)
         # A search measures its sources with </s>; what comes before a text's first token is that very </s>.
         sources = [np.append(ids, EOS) for ids in rows]
+        num_lost = 0
         for found in search_rows(searcher, sources, device=self.device, prefixes=rows, max_tokens=max_tokens,
                                  batch_size=batch_size, seed=seed, numbers=[first_number + place for place in places]):
             best, *rest = (self._text(hypothesis.ids, hypothesis.score, hypothesis.token_scores, remove_bpe)
                            for hypothesis in found.hypotheses)
             best.alternatives = rest
             results[places[found.index]] = best
+            num_lost += found.hypotheses[0].is_lost
+        warn_of_lost(num_lost, len(rows), warn)
         return results
 
     def stream(self, prompts: Iterable[str], beam: int | None = None, *, buffer_size: int = 1000,

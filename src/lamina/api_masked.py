@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lamina.api_parts import default_device
 from lamina.data.batching import length_batches, pad_rows
 from lamina.data.sentences import Frame
 from lamina.errors import ConfigError, DataError
@@ -44,7 +45,7 @@ class MaskedLanguageModel:
     def __init__(self, models: Sequence[MaskedModel], vocabularies: tuple[Vocabulary, ...], subwords: tuple[Subword, ...], *,
                  languages: tuple[str, ...] = ("text",), device: torch.device | str | None = None,
                  dtype: torch.dtype | None = None) -> None:
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = default_device(device)
         self.models = [model.to(device=self.device, dtype=dtype).eval() for model in models]
         self.vocabularies = vocabularies
         self.subwords = subwords

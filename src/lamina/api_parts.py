@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from lamina.config.decode import SearchConfig
 from lamina.config.fields import build
@@ -70,6 +71,26 @@ def fitted(ids: np.ndarray, limit: int, number: int, too_long: TooLong, warn: Ca
     what = "skipped" if too_long == "skip" else f"cut to {limit}"
     warn(f"line {number + 1} has {len(ids)} tokens, more than the {limit} positions of the model; it was {what}.")
     return None if too_long == "skip" else np.append(ids[: limit - 1], EOS)
+
+
+def default_device(device: torch.device | str | None) -> torch.device:
+    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def writing_dtype(device: torch.device) -> torch.dtype | None:
+    """What models that write texts compute in, unless they are told; None: in what they are stored in, float32.
+
+    float16 rounds eight times as finely as bfloat16, as fast, so that a search seldom decides otherwise than in float32. What
+    bfloat16 has more of is range, which training needs and normalised states do not; a model that leaves the range is noticed.
+    """
+    return torch.float16 if device.type == "cuda" else None
+
+
+def warn_of_lost(number: int, total: int, warn: Callable[[str], object]) -> None:
+    """Say how many sentences a search found nothing for."""
+    if number:
+        warn(f"{number} of {total} sentences have no result: the model computed no numbers for them. If it does so in float16 "
+             "(--fp16, the default on a GPU), its values may be too large there: try --bf16 or --fp32.")
 
 
 def silent(message: str) -> None:

@@ -306,3 +306,10 @@ def test_a_bad_replacement_file(tmp_path):
         read_replacements(str(tmp_path / "bad"))
     with pytest.raises(DataError, match="cannot be read"):
         read_replacements(str(tmp_path / "nowhere"))
+
+
+def test_one_precision_at_a_time(trained, capsys):
+    data, path = trained
+    assert main(["generate", data, "--path", path, "--fp16", "--fp32"]) == 2
+    assert "--fp16 and --fp32 exclude each other" in capsys.readouterr().err
+    same(generate(capsys, trained, "--fp32"), generate(capsys, trained))

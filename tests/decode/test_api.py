@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import lamina
+from lamina.api_parts import writing_dtype
 from lamina.checkpoint.format import load_checkpoint, save_checkpoint
 from lamina.cli import main
 from lamina.config.decode import SearchConfig
@@ -198,3 +199,18 @@ def test_misuse_is_named(translator):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         translator.translate(["a bird"], beam=1, **OPTIONS)
+
+
+def test_models_that_write_compute_in_float16_on_a_gpu():
+    assert writing_dtype(torch.device("cuda")) is torch.float16
+    assert writing_dtype(torch.device("cpu")) is None
+
+
+def test_a_model_without_numbers_is_noticed(path):
+    translator = lamina.load(path, device="cpu")
+    torch.nn.init.constant_(translator.models[0].head.table.weight, torch.nan)
+    warnings = []
+    found = translator.translate(["the boat", "", "a bird"], warn=warnings.append, **OPTIONS)
+    assert texts(found) == ["", "", ""]
+    (warning,) = warnings
+    assert warning.startswith("2 of 2 sentences have no result") and "--fp32" in warning

@@ -1,20 +1,33 @@
 """Search on a GPU."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
+from lamina.cli import main
 from lamina.config.decode import SearchConfig
+from lamina.decode import flight
 from lamina.decode.beam import Search
-from tiny import pad, tiny_model, tiny_pair
+from lamina.decode.graphs import Graphs
+from lamina.decode.rows import search_rows
+from lamina.nn.stack import Runs
+from lamina.text.vocabulary import EOS
+from tiny import FUSIONS, TINY_FLAGS, VOCABULARY_SIZE, make_data, pad, tiny_language_model, tiny_model, tiny_pair
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 CONFIGURATIONS = {
     "greedy": SearchConfig(beam=1, max_length_offset=40),
     "beam": SearchConfig(beam=4, nbest=4, max_length_offset=40),
+    "penalties": SearchConfig(beam=3, nbest=3, length_penalty=0.4, unk_penalty=1.5, min_length=5, max_length_offset=14),
+    "own length": SearchConfig(beam=5, nbest=5, max_length_factor=1.5, max_length_offset=2),
+    "match length": SearchConfig(beam=3, nbest=3, match_source_length=True),
     "diverse": SearchConfig(beam=4, nbest=4, diverse_beam_groups=2, max_length_offset=14),
     "no repeats": SearchConfig(beam=4, nbest=4, no_repeat_ngram=2, max_length_offset=14),
     "sampling": SearchConfig(beam=3, nbest=3, sampling=True, sampling_topp=0.8, max_length_offset=14),
+    "topk": SearchConfig(beam=3, nbest=3, sampling=True, sampling_topk=4, max_length_offset=14),
 }
 
 
@@ -23,21 +36,106 @@ def batch():
     return torch.cat([pad(source[:3, 2:], right=2), source[3:]])
 
 
+def sources(number=40, seed=0):
+    generator = np.random.default_rng(seed)
+    return [np.append(generator.integers(4, VOCABULARY_SIZE, size), EOS) for size in generator.integers(1, 20, number)]
+
+
+def found_by(search, rows, device, num_slots=8, prefixes=None):
+    return dict(search.each(rows, prefixes, num_slots=num_slots, device=torch.device(device)))
+
+
+def check_same(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for number, expected in theirs.items():
+        assert [hypothesis.ids for hypothesis in ours[number]] == [hypothesis.ids for hypothesis in expected]
+        assert [hypothesis.score for hypothesis in ours[number]] == pytest.approx(
+            [hypothesis.score for hypothesis in expected], abs=1e-4)
+
+
 @pytest.mark.parametrize("config", CONFIGURATIONS.values(), ids=CONFIGURATIONS.keys())
 def test_the_gpu_finds_what_the_processor_finds(config):
     model, source = tiny_model(seed=3, share_all=False), batch()
     ours = Search([model], config).run(source, with_attention=True)
     theirs = Search([model.cuda()], config).run(source.cuda(), with_attention=True)
-    for one, other in zip(ours, theirs, strict=True):
-        assert [hypothesis.ids for hypothesis in one] == [hypothesis.ids for hypothesis in other]
-        assert [hypothesis.score for hypothesis in one] == pytest.approx([hypothesis.score for hypothesis in other], abs=1e-4)
+    check_same(dict(enumerate(theirs)), dict(enumerate(ours)))
+
+
+@pytest.mark.parametrize("config", CONFIGURATIONS.values(), ids=CONFIGURATIONS.keys())
+def test_recorded_steps_find_what_called_ones_find(config):
+    model, rows = tiny_model(seed=3, share_all=False), sources()
+    expected = found_by(Search([model], config), rows, "cpu")
+    model.cuda()
+    check_same(found_by(Search([model], replace(config, cuda_graphs=False)), rows, "cuda"), expected)
+    check_same(found_by(Search([model], config), rows, "cuda"), expected)
+
+
+def test_steps_and_encoder_passes_are_recorded(monkeypatch):
+    replays = []
+    original = Graphs.__call__
+
+    def watch(self, key, function):
+        original(self, key, function)
+        replays.append(key in self._graphs)
+
+    monkeypatch.setattr(Graphs, "__call__", watch)
+    model = tiny_model(seed=3, share_all=False).cuda()
+    found_by(Search([model], CONFIGURATIONS["beam"]), sources(), "cuda")
+    assert sum(replays) > 0.8 * len(replays)
+
+
+@pytest.mark.parametrize("changes", FUSIONS.values(), ids=FUSIONS.keys())
+def test_recorded_fusion(changes):
+    model, rows = tiny_model(seed=1, **changes), sources(16)
+    config = SearchConfig(beam=3, nbest=3, max_length_offset=14)
+    expected = found_by(Search([model], config), rows, "cpu", 4)
+    check_same(found_by(Search([model.cuda()], config), rows, "cuda", 4), expected)
+
+
+def test_recorded_ensembles_prefixes_and_missing_layers():
+    models, rows = [tiny_model(seed=seed, share_all=False) for seed in (3, 4)], sources(16)
+    prefixes = [np.array([7, 8, 9])[: number % 4] for number in range(16)]
+    config, runs = SearchConfig(beam=3, nbest=3, max_length_offset=14), Runs(encoder=(True, False), decoder=(False, True))
+    for own, layers in ((models, Runs()), (models[:1], runs)):
+        expected = found_by(Search([model.cpu() for model in own], config, layers), rows, "cpu", 4, prefixes)
+        check_same(found_by(Search([model.cuda() for model in own], config, layers), rows, "cuda", 4, prefixes), expected)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_recorded_prompts(beam):
+    model, rows = tiny_language_model(seed=2), sources(16)
+    prompts = [row[:-1] for row in rows]
+    config = SearchConfig(beam=beam, nbest=beam, max_length_offset=12)
+    expected = found_by(Search([model], config), rows, "cpu", 4, prompts)
+    check_same(found_by(Search([model.cuda()], config), rows, "cuda", 4, prompts), expected)
+
+
+def test_lengths_beyond_the_first_recording(monkeypatch):
+    monkeypatch.setattr(flight, "SHORTEST_LENGTH", 8)
+    model, rows = tiny_model(seed=3, share_all=False), sources(12)
+    config = SearchConfig(beam=2, nbest=2, max_length_factor=3.0, max_length_offset=0)
+    expected = found_by(Search([model], config), rows, "cpu", 3)
+    check_same(found_by(Search([model.cuda()], config), rows, "cuda", 3), expected)
+
+
+def test_rows_of_very_different_widths():
+    model = tiny_model(seed=3, share_all=False, max_source_positions=400)
+    rows = [*sources(10), np.append(np.full(300, 7), EOS)]
+    search, found = Search([model], SearchConfig(beam=2, nbest=2, max_length_offset=8)), {}
+    for device in ("cpu", "cuda"):
+        model.to(device)
+        found[device] = {own.index: own.hypotheses for own in search_rows(search, rows, device=device, batch_size=4)}
+    check_same(found["cuda"], found["cpu"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
-    model = tiny_model(seed=3, share_all=False).cuda().to(dtype)
-    found = Search([model], CONFIGURATIONS["beam"]).run(batch().cuda())
-    assert all(len(hypotheses) == 4 and all(hypothesis.score > -torch.inf for hypothesis in hypotheses) for hypotheses in found)
+    model, rows = tiny_model(seed=3, share_all=False), sources()
+    expected = found_by(Search([model], CONFIGURATIONS["own length"]), rows, "cpu")
+    found = found_by(Search([model.cuda().to(dtype)], CONFIGURATIONS["own length"]), rows, "cuda")
+    tolerance = 0.01 if dtype == torch.float16 else 0.08
+    for number, hypotheses in expected.items():
+        assert found[number][0].score == pytest.approx(hypotheses[0].score, abs=tolerance)
 
 
 @pytest.mark.parametrize("order", ["ordered", "unordered"])
@@ -47,5 +145,19 @@ def test_constraints_hold_on_the_gpu(order):
     phrases = [[[5, 6], [7]], [], [[8]], [[9, 10, 11]], [[5], [5]], []]
     ours = Search([model], config).run(source, constraints=phrases)
     theirs = Search([model.cuda()], config).run(source.cuda(), constraints=phrases)
-    for one, other in zip(ours, theirs, strict=True):
-        assert [hypothesis.ids for hypothesis in one] == [hypothesis.ids for hypothesis in other]
+    check_same(dict(enumerate(theirs)), dict(enumerate(ours)))
+
+
+def test_generate_says_the_same_on_both(tmp_path, capsys):
+    data = make_data(tmp_path, num_lines=60)
+    assert main(["train", str(data), *TINY_FLAGS, "--max-tokens", "200", "--max-epoch", "25", "--lr", "0.02", "--cpu",
+                 "--log-format", "none", "--no-epoch-checkpoints", "--save-dir", str(tmp_path / "out")]) == 0
+    texts = {}
+    for flags in (("--cpu",), ("--fp32",), (), ("--bf16",), ("--no-cuda-graphs", "--fp32")):
+        capsys.readouterr()
+        assert main(["generate", str(data), "--path", str(tmp_path / "out" / "checkpoint_best.pt"), "--gen-subset", "train",
+                     "--batch-size", "8", *flags]) == 0
+        texts[flags] = [line.split("\t")[2] for line in capsys.readouterr().out.splitlines() if line.startswith("H-")]
+    assert texts[("--cpu",)] == texts[("--fp32",)] == texts[("--no-cuda-graphs", "--fp32")]
+    for flags in ((), ("--bf16",)):
+        assert sum(one == other for one, other in zip(texts[flags], texts[("--cpu",)], strict=True)) >= 54

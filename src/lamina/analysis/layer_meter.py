@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from lamina.analysis.subsets import Subset
@@ -44,13 +45,8 @@ class LayerMeter:
             return validation_loss(self.model, self.batches, self.criterion, subset.runs(self.whole))["nll_loss"]
         assert isinstance(self.task, Translation)
         search = Search([self.model], replace(GREEDY, beam=self.config.beam), subset.runs(self.whole))
-        hypotheses: list[str] = []
-        references: list[str] = []
-        for batch in self.batches:
-            assert isinstance(batch, Batch)
-            texts, answers = self.task.translated(search, batch, self.config.remove_bpe)
-            hypotheses += texts
-            references += answers
+        results = self.task.translated(search, self.batches, self.config.remove_bpe)
+        hypotheses, references = (list(chain.from_iterable(side)) for side in zip(*results, strict=True))
         return corpus_bleu(hypotheses, references)
 
     def tokens_per_second(self, subsets: Sequence[Subset]) -> list[float]:

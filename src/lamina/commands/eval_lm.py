@@ -24,7 +24,8 @@ DEFAULT_MAX_TOKENS = 36000
 
 
 def run(config: EvalLmConfig) -> None:
-    model: LanguageModel = load_model(config.files, LanguageModel, data=config.data.data, say=_say, says_size=True)
+    model: LanguageModel = load_model(config.files, LanguageModel, data=config.data.data, say=_say, says_size=True,
+                                      measures=True)
     data = config.data
     max_length = data.block_size or model.max_positions
     corpus = _open_blocks(config, model, max_length)

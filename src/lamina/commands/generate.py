@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from lamina import console
-from lamina.api import Translator, load
+from lamina.api import DTYPES, Translator, load
+from lamina.api_parts import warn_of_lost
 from lamina.config.generate import GenerateConfig, ModelFiles, SplitData
 from lamina.config.ranks import RanksConfig
 from lamina.data.corpus import Example, Languages, ParallelCorpus, load_dictionaries, open_corpus
@@ -42,7 +43,8 @@ def run(config: GenerateConfig) -> None:
 
 def _generate(config: GenerateConfig, ranks: Ranks) -> None:
     # On standard output, unlike other notices: that is where fairseq says it, between results that all carry a mark.
-    translator = load_translator(config.files, config.data, say=lambda text: print(f"| {text}"))
+    translator = load_translator(config.files, config.data, say=lambda text: print(f"| {text}"),
+                                 measures=config.score_reference)
     corpus = open_split(config.data, translator, config.files.paths[0],
                         max_source_length=translator.max_source_positions if config.data.truncate_source else None)
     numbers, examples = _fitting(config, translator, corpus)
@@ -100,13 +102,14 @@ USES = {"Translator": "translates: use `lamina generate`, `interactive` or `resc
 
 
 def load_model(files: ModelFiles, *kinds: type[Any], data: str | None = None, languages: Sequence[str | None] = (None, None),
-               say: Callable[[str], object] = console.notice, says_size: bool = False) -> Any:
+               say: Callable[[str], object] = console.notice, says_size: bool = False, measures: bool = False) -> Any:
     """The models that the flags name, of one of these kinds. `say` prints what scripts look for when layers are left out.
 
-    A checkpoint of fairseq may have its dictionaries in the `data` folder, and its languages told by flags.
+    A checkpoint of fairseq may have its dictionaries in the `data` folder, and its languages told by flags. `measures`: the
+    command is asked for probabilities, not for texts, and computes in float32 unless it is told otherwise.
     """
     device = "cuda" if torch.cuda.is_available() and not files.cpu else "cpu"
-    dtype = "bf16" if files.bf16 else "fp16" if files.fp16 else "fp32"
+    dtype = next((name for name in DTYPES if getattr(files, name)), "fp32" if measures else None)
     if files.fp16 and device == "cpu":
         console.notice("--fp16 has no effect without a GPU: computing in float32")
         dtype = "fp32"
@@ -123,11 +126,12 @@ def load_model(files: ModelFiles, *kinds: type[Any], data: str | None = None, la
     return model
 
 
-def load_translator(files: ModelFiles, data: SplitData | None = None,
-                    say: Callable[[str], object] = console.notice) -> Translator:
+def load_translator(files: ModelFiles, data: SplitData | None = None, say: Callable[[str], object] = console.notice, *,
+                    measures: bool = False) -> Translator:
     if data is None:
-        return load_model(files, Translator, say=say)
-    return load_model(files, Translator, data=data.data, languages=(data.source_lang, data.target_lang), say=say)
+        return load_model(files, Translator, say=say, measures=measures)
+    return load_model(files, Translator, data=data.data, languages=(data.source_lang, data.target_lang), say=say,
+                      measures=measures)
 
 
 def open_split(data: SplitData, translator: Translator, path: str,
@@ -177,13 +181,15 @@ def _searched(config: GenerateConfig, translator: Translator, examples: list[Exa
                 yield index, numbers[index], examples[index], [Hypothesis(ids, sum(own) / len(ids), own)]
                 advance(ranks.size)  # the others are about as far
             return
-        search = Search(translator.models, config.search)
+        search, num_lost = Search(translator.models, config.search), 0
         prefixes = [example.target[: config.prefix_size] for example in examples] if config.prefix_size else None
         for found in search_rows(search, [example.source for example in examples], device=translator.device, prefixes=prefixes,
                                  seed=config.files.seed, numbers=numbers, with_attention=describer.needs_attention,
                                  max_tokens=limits["max_tokens"], batch_size=limits["batch_size"], choose=ranks.share):
             yield found.index, numbers[found.index], examples[found.index], found.hypotheses
+            num_lost += found.hypotheses[0].is_lost
             advance(ranks.size)
+    warn_of_lost(num_lost, len(examples), console.warn)
 
 
 def _in_order(results: Iterator[Result]) -> Iterator[Result]:

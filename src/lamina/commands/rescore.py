@@ -19,7 +19,7 @@ MAX_LINE_LENGTH = 1_000_000
 
 
 def run(config: RescoreConfig) -> None:
-    translator = load_translator(config.files)
+    translator = load_translator(config.files, measures=True)
     numbers = [count_lines(path) for path in (config.source, config.target)]
     if numbers[0] != numbers[1]:
         raise DataError(f"{config.source} has {numbers[0]} lines and {config.target} {numbers[1]}; they must be aligned one to "

@@ -22,14 +22,17 @@ class ModelFiles:
     keep: KeepConfig = part(KeepConfig)
     dict_dir: str | None = flag(None, "folder with the dictionaries of a fairseq checkpoint, which has none inside; they are "
                                       "also looked for in the data folder and beside the checkpoint", metavar="FOLDER")
-    fp16: bool = flag(False, "compute in float16; needs a GPU", aliases=("memory-efficient-fp16",))
+    fp16: bool = flag(False, "compute in float16; needs a GPU, where generate and interactive do it by themselves",
+                      aliases=("memory-efficient-fp16",))
     bf16: bool = flag(False, "compute in bfloat16")
+    fp32: bool = flag(False, "compute in float32, also on a GPU")
     cpu: bool = flag(False, "stay on the processor even where there is a GPU")
     seed: int = flag(1, "fixes what --sampling draws")
 
     def __post_init__(self) -> None:
         check(bool(self.paths), "--path is empty; name the checkpoint to use.")
-        check(not (self.fp16 and self.bf16), "--fp16 and --bf16 exclude each other; on recent GPUs take --bf16.")
+        given = [f"--{name}" for name in ("fp16", "bf16", "fp32") if getattr(self, name)]
+        check(len(given) < 2, f"{' and '.join(given)} exclude each other. Leave all but one out.")
         self.override_values()
 
     @property

@@ -53,9 +53,8 @@ class Search:
         `constraints` has a list of phrases, as ids, for each sentence: every hypothesis contains them, in this order unless
         the configuration says otherwise. A longest length that is too short for them gives way.
         """
-        rows = rows_of(source)
-        assert rows is not None
-        found = dict(self.each(rows, rows_of(prefix), num_slots=len(rows), device=source.device, seeds=seeds,
+        rows, prefixes = rows_of(source), None if prefix is None else rows_of(prefix)
+        found = dict(self.each(rows, prefixes, num_slots=len(rows), device=source.device, seeds=seeds,
                                constraints=constraints))
         hypotheses = [found[number] for number in range(len(rows))]
         if with_attention:

@@ -115,6 +115,6 @@ class Sentences:
                        int(self.num_known[list(numbers)].min()))
 
 
-def rows_of(ids: Tensor | None) -> list[np.ndarray] | None:
+def rows_of(ids: Tensor) -> list[np.ndarray]:
     """The rows of a padded tensor, each without its padding."""
-    return None if ids is None else [row[row != PAD] for row in ids.cpu().numpy()]
+    return [row[row != PAD] for row in ids.cpu().numpy()]

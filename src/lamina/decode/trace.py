@@ -33,6 +33,11 @@ class Hypothesis:
     def total(self) -> float:
         return sum(self.token_scores)
 
+    @property
+    def is_lost(self) -> bool:
+        """Nothing was found: the model computes NaN."""
+        return self.token_scores[-1] == -np.inf
+
 
 class Trace:
     """For every step and beam its token, parent and score, and the hypotheses that ended there."""

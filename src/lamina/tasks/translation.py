@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from lamina.data.batching import AnyBatch, Batch
 from lamina.data.corpus import Languages, ParallelCorpus, find_languages, load_dictionaries, open_corpus
 from lamina.data.folder import read_manifest
 from lamina.decode.beam import Search
+from lamina.decode.rows import search_rows
+from lamina.decode.sentences import rows_of
 from lamina.errors import ConfigError
 from lamina.init.pretrained import load_embeddings_
 from lamina.metrics.bleu import corpus_bleu
@@ -74,16 +76,13 @@ class Translation(Task):
             return {}
         assert isinstance(model, EncoderDecoder)
         search = Search([model.eval()], GREEDY)
-        results: list[tuple[list[str], list[str]]] = []  # one a batch
-        for batch in batches:
-            assert isinstance(batch, Batch)
-            texts, answers = self.translated(search, batch, config.remove_bpe)
-            if config.print_samples and not results:
-                source = self.subwords[0].decode(self.vocabularies[0].decode(batch.source[0].tolist()))
-                note(f"source:      {source}")
-                note(f"translation: {texts[0]}")
-                note(f"reference:   {answers[0]}")
-            results.append((texts, answers))
+        known = list(batches)
+        results = self.translated(search, known, config.remove_bpe)
+        if config.print_samples and known:
+            assert isinstance(known[0], Batch)
+            note(f"source:      {self.subwords[0].decode(self.vocabularies[0].decode(known[0].source[0].tolist()))}")
+            note(f"translation: {results[0][0][0]}")
+            note(f"reference:   {results[0][1][0]}")
         hypotheses, references = (list(chain.from_iterable(side)) for side in zip(*gather(results), strict=True))
         figures: dict[str, float] = {}
         if config.eval_bleu:
@@ -92,10 +91,20 @@ class Translation(Task):
             figures |= Rouge().corpus(hypotheses, [references]).f1
         return figures
 
-    def translated(self, search: Search, batch: Batch, joiner: str | None) -> tuple[list[str], list[str]]:
-        """What a search makes of a batch, and its references, as text."""
-        return ([self.target_text(found[0].ids, joiner) for found in search.run(batch.source)],
-                [self.target_text(row, joiner, is_reference=True) for row in batch.target_out.tolist()])
+    def translated(self, search: Search, batches: Sequence[AnyBatch], joiner: str | None) -> list[tuple[list[str], list[str]]]:
+        """What a search makes of each batch, and its references, as text. All of them are searched in one go."""
+        padded = [batch for batch in batches if isinstance(batch, Batch)]
+        assert len(padded) == len(batches), "translations are made of padded rows"
+        if not padded:
+            return []
+        sources = [row for batch in padded for row in rows_of(batch.source)]
+        texts = [""] * len(sources)
+        for found in search_rows(search, sources, device=padded[0].source.device,
+                                 max_tokens=max(batch.source.numel() for batch in padded)):
+            texts[found.index] = self.target_text(found.hypotheses[0].ids, joiner)
+        left = iter(texts)
+        return [([next(left) for _ in batch.indices],
+                 [self.target_text(row, joiner, is_reference=True) for row in batch.target_out.tolist()]) for batch in padded]
 
     def target_text(self, ids: Iterable[int], joiner: str | None = None, *, is_reference: bool = False) -> str:
         """A translation as a reader wants it: subwords joined by their model, or at `joiner`."""
