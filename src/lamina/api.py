@@ -35,6 +35,7 @@ from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.interop.loading import load_any
 from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.nn.packed import Int8Linear, Packed, PackedLinear, can_pack, pack_
 from lamina.text.pieces import join_pieces
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import EOS, PAD, UNK, Vocabulary
@@ -46,7 +47,7 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
          dtype: torch.dtype | str | None = None, *, encoder_layers_to_keep: str | int | Sequence[int] | None = None,
          decoder_layers_to_keep: str | int | Sequence[int] | None = None, overrides: Mapping[str, Any] | None = None,
          dict_dir: str | Path | Sequence[str | Path] | None = None, source_lang: str | None = None,
-         target_lang: str | None = None,
+         target_lang: str | None = None, quantize: str | None = None,
          notice: Callable[[str], object] | None = None, say: Callable[[str], object] | None = None) -> Any:
     """The model of a checkpoint, or an ensemble of several: a list, or `a.pt:b.pt`.
 
@@ -57,6 +58,8 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
     models do not have and of doubtful pruning, and `say` the line about pruning that scripts read.
     A checkpoint of fairseq is taken as it is. Its dictionaries are looked for in `dict_dir` (a folder, or several) and beside
     it, and its languages, where it does not say them, are `source_lang` and `target_lang`.
+    On a processor, `quantize="int8"` rounds the matrices of linear layers, and what they are multiplied with, to 8 bits:
+    faster, and not quite the same scores.
     The task of the checkpoint decides what comes back: a Translator, a LanguageModel or a MaskedLanguageModel.
     """
     paths = [Path(name) for name in (path.split(":") if isinstance(path, str) else [path] if isinstance(path, Path) else path)]
@@ -64,6 +67,9 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
         raise CheckpointError("there is no checkpoint to load: the list of paths is empty.")
     if isinstance(dtype, str) and dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}.")
+    device = default_device(device)
+    dtype = DTYPES[dtype] if isinstance(dtype, str) else dtype
+    packing = _packing(quantize, device, dtype or writing_dtype(device) or torch.float32)
     models = []
     overrides = {"encoder-layers-to-keep": encoder_layers_to_keep, "decoder-layers-to-keep": decoder_layers_to_keep,
                  **(overrides or {})}
@@ -84,10 +90,25 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
                 raise CheckpointError(f"{place} has another {side} dictionary ({own.digest}) than {paths[0]} ({first.digest}). "
                                       "An ensemble needs models trained on the same data folder.")
         models.append(checkpoint.build_model())
+        if packing is not None:
+            pack_(models[-1], packing)
     if task not in APIS:
         raise CheckpointError(f"{paths[0]} was trained for {task}; what can be loaded here is trained for {', '.join(APIS)}.")
-    return APIS[task](models, vocabularies, subwords, languages=languages, device=device,
-                      dtype=DTYPES[dtype] if isinstance(dtype, str) else dtype)
+    return APIS[task](models, vocabularies, subwords, languages=languages, device=device, dtype=dtype)
+
+
+def _packing(quantize: str | None, device: torch.device, dtype: torch.dtype) -> type[Packed] | None:
+    """How the matrices of a model are laid out ahead, if they are."""
+    if quantize is None:
+        return PackedLinear if device.type == "cpu" and dtype == torch.float32 and can_pack() else None
+    if quantize != "int8":
+        raise ConfigError(f"quantize is {quantize!r}; it must be int8, or left out.")
+    if device.type != "cpu" or dtype != torch.float32:
+        raise ConfigError("quantize='int8' is for a processor, with float32 between its products of integers. Choose "
+                          "device='cpu' and no dtype, or leave quantize out.")
+    if not can_pack():
+        raise ConfigError("quantize='int8' needs an x86 processor and a torch with oneDNN, and this is not both. Leave it out.")
+    return Int8Linear
 
 
 class Translator:

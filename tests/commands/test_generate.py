@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lamina.cli import main
+from lamina.nn.packed import can_pack
 from tiny import TINY_FLAGS, make_data
 
 
@@ -155,7 +156,8 @@ def test_overrides_are_literals(trained, capsys):
 @pytest.mark.parametrize(("flags", "message"), [
     (["--gen-subset", "nosplit"], "no split 'nosplit'"), (["--path", "nowhere.pt"], "there is no checkpoint nowhere.pt"),
     (["--nbest", "9"], "--nbest is 9"), (["--metric", "rouge"], "--metric knows"), (["--shard-id", "1"], "--shard-id is 1"),
-    (["--sampling-topk", "3"], "without --sampling"),
+    (["--sampling-topk", "3"], "without --sampling"), (["--quantize", "int8", "--bf16"], "--bf16 has no place beside it"),
+    (["--quantize", "int4"], "--quantize is 'int4'"),
 ])
 def test_bad_input(trained, capsys, flags, message):
     data, path = trained
@@ -313,3 +315,23 @@ def test_one_precision_at_a_time(trained, capsys):
     assert main(["generate", data, "--path", path, "--fp16", "--fp32"]) == 2
     assert "--fp16 and --fp32 exclude each other" in capsys.readouterr().err
     same(generate(capsys, trained, "--fp32"), generate(capsys, trained))
+
+
+@pytest.mark.skipif(not can_pack(), reason="no oneDNN kernels here")
+def test_eight_bits_translate_nearly_the_same(trained, capsys):
+    whole, rounded = (generate(capsys, trained, *flags) for flags in ([], ["--quantize", "int8"]))
+    scores = [[float(score) for score, _ in rows(lines, "H").values()] for lines in (whole, rounded)]
+    assert scores[0] != scores[1]
+    assert scores[0] == pytest.approx(scores[1], abs=0.1)
+    assert sum(own == other for own, other in zip(rows(whole, "D").values(), rows(rounded, "D").values(), strict=True)) == 0
+    same(rounded, generate(capsys, trained, "--quantize", "int8", "--batch-size", "1"))
+
+
+@pytest.mark.skipif(not can_pack(), reason="no oneDNN kernels here")
+def test_eight_bits_with_fewer_layers_in_a_pipe(trained, capsys, monkeypatch):
+    flags = ["--quantize", "int8", "--decoder-layers-to-keep", "0,"]
+    texts = [text for _, text in rows(generate(capsys, trained, *flags), "D").values()]
+    sources = [source for (source,) in rows(generate(capsys, trained), "S").values()]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(sources).encode())))
+    assert main(["interactive", "--path", trained[1], "--cpu", "--plain", *flags]) == 0
+    assert capsys.readouterr().out.splitlines() == texts

@@ -113,10 +113,14 @@ def load_model(files: ModelFiles, *kinds: type[Any], data: str | None = None, la
     if files.fp16 and device == "cpu":
         console.notice("--fp16 has no effect without a GPU: computing in float32")
         dtype = "fp32"
+    quantize = files.quantize
+    if quantize and device == "cuda":
+        console.notice(f"--quantize {quantize} has no effect on a GPU; --cpu stays on the processor")
+        quantize = None
     said: list[str] = []
     model = load(files.paths, device=device, dtype=dtype, overrides=files.override_values(), notice=console.notice,
                  say=said.append, dict_dir=[folder for folder in (files.dict_dir, data) if folder],
-                 source_lang=languages[0], target_lang=languages[1])
+                 source_lang=languages[0], target_lang=languages[1], quantize=quantize)
     if not isinstance(model, kinds):
         raise CheckpointError(f"{files.paths[0]} {USES[type(model).__name__]}.")
     if said:

@@ -11,6 +11,8 @@ from lamina.config.fields import REQUIRED, check, flag, flatten, part
 from lamina.config.keep import KeepConfig
 from lamina.errors import ConfigError
 
+QUANTIZATIONS = ("int8",)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFiles:
@@ -27,12 +29,16 @@ class ModelFiles:
     bf16: bool = flag(False, "compute in bfloat16")
     fp32: bool = flag(False, "compute in float32, also on a GPU")
     cpu: bool = flag(False, "stay on the processor even where there is a GPU")
+    quantize: str | None = flag(None, "on a processor, round matrices and what they are multiplied with to 8 bits: faster, and "
+                                      "not quite the same scores", choices=QUANTIZATIONS)
     seed: int = flag(1, "fixes what --sampling draws")
 
     def __post_init__(self) -> None:
         check(bool(self.paths), "--path is empty; name the checkpoint to use.")
         given = [f"--{name}" for name in ("fp16", "bf16", "fp32") if getattr(self, name)]
         check(len(given) < 2, f"{' and '.join(given)} exclude each other. Leave all but one out.")
+        check(not (self.quantize and self.bf16), "--quantize computes in float32 between its products of integers, so --bf16 "
+                                                 "has no place beside it. Leave one of them out.")
         self.override_values()
 
     @property

@@ -15,6 +15,7 @@ from torch import Tensor
 from lamina.data.batching import ChooseBatches, length_batches, pad_rows
 from lamina.nn.adaptive import AdaptiveHead
 from lamina.nn.heads import Term, log_probs, normalise
+from lamina.nn.packed import Packed
 from lamina.text.vocabulary import EOS
 
 # Entries of (B, T, V) held at once.
@@ -67,9 +68,10 @@ def _of_model(model: Any, terms: list[Term], target: Tensor, softmax_batch: int 
     return torch.cat(parts).view_as(target)
 
 
-def target_log_probs(terms: list[Term], output_weight: Tensor, target_out: Tensor, softmax_batch: int | None = None) -> Tensor:
+def target_log_probs(terms: list[Term], output_weight: Tensor | Packed, target_out: Tensor,
+                     softmax_batch: int | None = None) -> Tensor:
     """A few positions at a time, so that the whole (B, T, V) is never there. (B, T)"""
-    limit = min(softmax_batch or target_out.numel(), CHUNK_SIZE // len(output_weight))
+    limit = min(softmax_batch or target_out.numel(), CHUNK_SIZE // output_weight.size(0))
     width = max(1, limit // len(target_out))
     parts = []
     for start in range(0, target_out.size(1), width):

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from lamina.nn.adaptive import AdaptiveHead
 from lamina.nn.cache import KeyValues, StepState
 from lamina.nn.embedding import InputEmbedding
-from lamina.nn.heads import LinearHead, Term, log_probs, sharpen
+from lamina.nn.heads import LinearHead, Term, log_probs, output_weight, sharpen
 from lamina.nn.layout import Layout
+from lamina.nn.packed import Packed
 from lamina.nn.stack import ALL_RUN, CausalLayer, LayerStack, Runs
 
 READ_AT_ONCE = 64  # tokens of a prompt that look at the vocabulary together
@@ -36,10 +37,10 @@ class DecoderOnly(nn.Module):
         return self.head.terms(output)
 
     @property
-    def output_weight(self) -> Tensor:
+    def output_weight(self) -> Tensor | Packed:
         """Of the whole vocabulary, which an adaptive head does not have in one piece."""
         assert isinstance(self.head, LinearHead), "an adaptive head has no output matrix"
-        return self.head.table.weight
+        return output_weight(self.head)
 
     def log_probs(self, tokens: Tensor, runs: Runs = ALL_RUN) -> Tensor:
         """Log-probabilities of the token after each place. (B, T) -> (B, T, V)"""
@@ -59,7 +60,8 @@ class DecoderOnly(nn.Module):
         layers = []
         for layer in self.decoder.layers:
             assert isinstance(layer, CausalLayer)
-            layers.append(KeyValues(len(tokens), num_beams, layer.attention.num_heads, layer.attention.out_proj.weight))
+            like = next(self.parameters()).new_empty(0, layer.attention.out_proj.in_features)
+            layers.append(KeyValues(len(tokens), num_beams, layer.attention.num_heads, like))
         return StepState(layers=layers, steps=torch.zeros(len(tokens), dtype=torch.long, device=tokens.device),
                          num_beams=num_beams, max_length=max_length or self.max_target_positions, runs=runs)
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from lamina.nn.cache import KeyValues, LayerCache, StepState, put_rows_, select_rows
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.fusion import Memory
-from lamina.nn.heads import Head, Term, log_probs, sharpen
+from lamina.nn.heads import Head, Term, log_probs, output_weight, sharpen
 from lamina.nn.layout import AnyLayout, Layout, lay_out
+from lamina.nn.packed import Packed
 from lamina.nn.stack import ALL_RUN, DecoderLayer, LayerStack, Runs, StackOutput
 from lamina.rows import Rows
 
@@ -76,8 +77,8 @@ class EncoderDecoder(nn.Module):
         return self.head.terms(output, self.head.start(*encoded), layout)
 
     @property
-    def output_weight(self) -> Tensor:
-        return self.head.table.weight
+    def output_weight(self) -> Tensor | Packed:
+        return output_weight(self.head)
 
     def log_probs(self, source: Rows, target_in: Rows, runs: Runs = ALL_RUN) -> Tensor:
         """Log-probabilities of each next token. source: (B, S), padded left or right; target_in: (B, T) -> (B, T, V)"""
@@ -97,8 +98,8 @@ class EncoderDecoder(nn.Module):
                 continue
             assert isinstance(layer, DecoderLayer)
             keys, values = (part.contiguous() for part in layer.cross_attention.project(self.memory(memory, index)))
-            weight = layer.attention.out_proj.weight
-            layers.append(LayerCache(KeyValues(len(source), num_beams, layer.attention.num_heads, weight), (keys, values)))
+            like = keys.new_empty(0, layer.attention.out_proj.in_features)
+            layers.append(LayerCache(KeyValues(len(source), num_beams, layer.attention.num_heads, like), (keys, values)))
         return DecoderState(layers=layers, steps=source.new_zeros(len(source)), num_beams=num_beams,
                             max_length=max_length or self.max_target_positions, runs=runs, layout=layout,
                             surface=self.head.start(encoded.output, layout, source))

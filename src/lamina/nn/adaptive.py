@@ -58,6 +58,8 @@ class AdaptiveTable(nn.Module):
 class Tail(nn.Module):
     """The softmax within a band of rare words. Its projection may be that of the input's band, turned round."""
 
+    reads_weights_of = ("project",)
+
     def __init__(self, table: TokenTable, project: nn.Linear, *, is_turned: bool, dropout_p: float) -> None:
         super().__init__()
         self.table = table
@@ -77,6 +79,8 @@ class Tail(nn.Module):
 
 class AdaptiveHead(nn.Module):
     """First the frequent words and one entry for each band of rare ones, then the word within the band."""
+
+    reads_weights_of = ("clusters",)
 
     def __init__(self, table: TokenTable, clusters: nn.Linear, tails: Sequence[Tail], *, project: nn.Linear | None,
                  is_tied: bool, dropout_p: float) -> None:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from lamina.nn.attention import SurfaceAttention
 from lamina.nn.embedding import TokenTable
 from lamina.nn.layout import AnyLayout, PackedLayout
+from lamina.nn.packed import Packed
 from lamina.nn.stack import StackOutput
 
 
@@ -38,6 +39,7 @@ class LinearHead(nn.Module):
     def __init__(self, table: TokenTable, project: nn.Module | None = None) -> None:
         super().__init__()
         self.table = table
+        self.packed_output: Packed | None = None
         self.project = project
 
     def start(self, encoder: StackOutput, layout: AnyLayout, ids: Tensor) -> Any:
@@ -146,6 +148,7 @@ class SurfaceHead(nn.Module):
                  dropout_p: float) -> None:
         super().__init__()
         self.table = table
+        self.packed_output: Packed | None = None
         self.surface = surface
         self.mix = mix
         self.ffn = ffn
@@ -170,16 +173,25 @@ class SurfaceHead(nn.Module):
 Head = LinearHead | SurfaceHead
 
 
-def log_probs(terms: list[Term], output_weight: Tensor) -> Tensor:
+def output_weight(head: Head) -> Tensor | Packed:
+    """What features look at: the table's matrix, or the same laid out ahead."""
+    return head.table.weight if head.packed_output is None else head.packed_output
+
+
+def log_probs(terms: list[Term], output_weight: Tensor | Packed) -> Tensor:
     """The weighted sum of each term's log-softmax, in float32 or better whatever the model computes in. (B, T, V)"""
-    dtype = torch.promote_types(output_weight.dtype, torch.float32)
     if len(terms) == 1 and isinstance(terms[0].weight, float) and terms[0].weight == 1.0:
         # The usual head: nothing to multiply, nothing to add.
-        return F.log_softmax(F.linear(terms[0].features, output_weight), -1, dtype=dtype)
+        return _log_softmax(terms[0].features, output_weight)
     # One product for all: where few rows meet a large vocabulary, reading the matrix is what takes the time.
-    scores = F.log_softmax(F.linear(torch.stack([term.features for term in terms]), output_weight), -1, dtype=dtype)
+    scores = _log_softmax(torch.stack([term.features for term in terms]), output_weight)
     first, *others = (own * term.weight for own, term in zip(scores, terms, strict=True))
     return sum(others, start=first)
+
+
+def _log_softmax(features: Tensor, output_weight: Tensor | Packed) -> Tensor:
+    scores = F.linear(features, output_weight) if isinstance(output_weight, Tensor) else output_weight(features)
+    return F.log_softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32))
 
 
 def sharpen(terms: list[Term], temperature: float) -> list[Term]:
