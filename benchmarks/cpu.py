@@ -27,13 +27,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
-from made_up import write_folder
+from made_up import made_up_checkpoint, write_folder
 from steps import made_up_batch, seconds_each
 from table import machine, show
 
 from lamina.checkpoint.format import Checkpoint, load_checkpoint
 from lamina.config.decode import SearchConfig
-from lamina.config.fields import flatten
 from lamina.config.model import ModelConfig
 from lamina.config.presets import PRESETS
 from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
@@ -44,21 +43,9 @@ from lamina.interop.ctranslate2 import write_ctranslate2
 from lamina.models.build import PAD_ID, build_model
 from lamina.nn.packed import Int8Linear, Packed, PackedLinear, pack_
 from lamina.nn.positions import sinusoid_table
-from lamina.text.subword import Whitespace, subword_to_dict
 from lamina.train.update import Updater
 
 SMOOTHING = 0.1
-
-
-def made_up_checkpoint(arch: str, dictionary: str, size: int) -> Checkpoint:
-    torch.manual_seed(1)
-    config = PRESETS[arch]()
-    # Not tied: a fresh tied model repeats what it reads, and ends at once because it starts from </s>.
-    config = replace(config, embedding=replace(config.embedding, share_all=False, share_decoder=False))
-    model, subword = build_model(config, size, size), subword_to_dict(Whitespace())
-    return Checkpoint(config={"task": "translation", "arch": arch, **flatten(config)}, languages=("de", "en"),
-                      dictionaries=(dictionary, dictionary), subwords=(subword, subword),
-                      weights={name: weight.detach() for name, weight in model.named_parameters()})
 
 
 def read_sources(data: Path, split: str, number: int) -> tuple[list[np.ndarray], Any]:

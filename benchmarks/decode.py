@@ -1,72 +1,62 @@
-"""How fast translation is: one model, the test split of a data folder, by batch size and beam.
+"""How fast `lamina generate` is, by batch size, beam, device and precision: runs the command itself and reads what it prints.
 
-    python benchmarks/decode.py --arch transformer_iwslt_de_en --batch-size 1,32,128 --beam 1,5
-    python benchmarks/decode.py --checkpoint checkpoints/checkpoint_best.pt --data data-bin/iwslt --precision fp32,bf16
+    python benchmarks/decode.py --arch transformer_iwslt_de_en --batch-size 32,128,512 --beam 1,5
+    python benchmarks/decode.py --checkpoint checkpoints/checkpoint_best.pt --data data-bin/iwslt --precision cpu,fp32,bf16,fp16
 
-A model with random weights seldom says </s> by itself, so without a checkpoint every translation is as long as its source.
+Loading is not counted; encoding, search and the way back to text are. `cold` is a process's first run, in which libraries
+prepare themselves; then the best of a few rounds. A model with random weights seldom says </s> by itself, so without a
+checkpoint every translation is as long as its source.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+import re
+import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import replace
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from made_up import write_folder
+from made_up import made_up_checkpoint, write_folder
 from table import machine, show
 
-from lamina.api import DTYPES
-from lamina.checkpoint.format import load_checkpoint
-from lamina.config.decode import SearchConfig
-from lamina.config.fields import build, unique_leaves
-from lamina.config.model import ModelConfig
-from lamina.config.presets import preset_values
-from lamina.data.corpus import find_languages, load_dictionaries, open_corpus
-from lamina.decode.beam import Search
-from lamina.decode.rows import search_rows
-from lamina.models.build import build_model
-from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.checkpoint.format import save_checkpoint
+from lamina.cli import main as run_lamina
+from lamina.data.corpus import find_languages, load_dictionaries
+
+RANDOM_LENGTHS = ("--max-len-a", "1", "--max-len-b", "0", "--min-len", "0")
+PATTERN = re.compile(r"translated (\d+) sentences \((\d+) tokens\) in [\d.]+ s \(([\d.]+) sentences/s, ([\d.]+) tokens/s\)")
 
 
-def read_sources(data: str, split: str, limit: int) -> tuple[list[np.ndarray], int]:
-    languages = find_languages(Path(data), split, None, None)
-    source, target = load_dictionaries(Path(data), languages)
-    corpus = open_corpus(Path(data), split, languages, (len(source), len(target)))
-    return [corpus[index].source for index in range(min(limit, len(corpus)))], len(source)
+def generate(flags: list[str], *, is_cold: bool) -> tuple[int, float, float]:
+    """Sentences, sentences a second and target tokens a second of one run."""
+    if is_cold:
+        done = subprocess.run([sys.executable, "-m", "lamina", "generate", *flags], stdout=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE, text=True, check=False)
+        code, said = done.returncode, done.stderr
+    else:
+        stderr = io.StringIO()
+        with redirect_stdout(io.StringIO()), redirect_stderr(stderr):
+            code = run_lamina(["generate", *flags])
+        said = stderr.getvalue()
+    found = PATTERN.search(said)
+    if code or found is None:
+        sys.exit(said)
+    return int(found[1]), float(found[3]), float(found[4])
 
 
-def make_model(options: argparse.Namespace, arch: str, vocabulary_size: int) -> EncoderDecoder:
-    if options.checkpoint:
-        return load_checkpoint(options.checkpoint).build_model()
-    torch.manual_seed(1)
-    # Not tied: a fresh tied model repeats what it reads, and ends at once because it starts from </s>.
-    values = preset_values(arch, {"share-all-embeddings": False, "share-decoder-input-output-embed": False})
-    names = {leaf.name for leaf in unique_leaves(ModelConfig)}
-    model_values = {name: value for name, value in values.items() if name in names}
-    return build_model(build(ModelConfig, model_values), vocabulary_size, vocabulary_size)
-
-
-def measure(model: EncoderDecoder, sources: list[np.ndarray], config: SearchConfig, batch_size: int) -> dict[str, Any]:
-    device = next(model.parameters()).device
-    search = Search([model], config)
-
-    def run(rows: list[np.ndarray]) -> int:
-        return sum(len(found.hypotheses[0].ids) for found in search_rows(search, rows, device=device, batch_size=batch_size))
-
-    run(sources[:batch_size])  # warm up
-    started = time.perf_counter()
-    num_tokens = run(sources)
-    seconds = time.perf_counter() - started
-    return {"batch": batch_size, "beam": config.beam, "sentences": len(sources), "seconds": seconds,
-            "sentences/s": len(sources) / seconds, "target tokens/s": round(num_tokens / seconds)}
+def measure(flags: list[str], rounds: int, *, has_cold: bool) -> dict[str, Any]:
+    cold = generate(flags, is_cold=True)[1] if has_cold else None
+    figures = [generate(flags, is_cold=False) for _ in range(rounds + 1)][1:]  # the first warms up
+    sentences, rate, tokens = max(figures, key=lambda figure: figure[1])
+    return {"sentences": sentences, **({} if cold is None else {"cold": cold}), "sentences/s": rate,
+            "target tokens/s": round(tokens)}
 
 
 def main() -> None:
@@ -77,25 +67,33 @@ def main() -> None:
     parser.add_argument("--arch", default="tiny", help="presets, by comma (default: tiny)")
     parser.add_argument("--batch-size", default="1,32,128", help="sentences in a batch, by comma (default: 1,32,128)")
     parser.add_argument("--beam", default="1,5", help="beams, by comma (default: 1,5)")
-    parser.add_argument("--precision", default="fp32", help=f"{', '.join(DTYPES)}, by comma (default: fp32)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--sentences", type=int, default=256, help="how many to translate (default: 256)")
+    parser.add_argument("--precision", default="fp16" if torch.cuda.is_available() else "cpu",
+                        help="fp32, bf16 and fp16 on a GPU, cpu for float32 on a processor, by comma")
+    parser.add_argument("--sentences", type=int, default=256, help="how many made-up ones (default: 256)")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the best counts (default: 3)")
+    parser.add_argument("--cold", action="store_true", help="also measure a new process's first run")
+    parser.add_argument("--flags", default="", help="more flags of `lamina generate`, in one text")
     parser.add_argument("--json", metavar="FILE", help="write the rows there too")
     options = parser.parse_args()
-    config = SearchConfig()
-    if not options.checkpoint:
-        config = SearchConfig(max_length_factor=1.0, max_length_offset=0, min_length=0)
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
-        sources, size = read_sources(options.data or str(write_folder(Path(temporary), 1000)), options.gen_subset,
-                                     options.sentences)
+        folder = Path(temporary)
+        data = Path(options.data or write_folder(folder / "data", 1000, num_test=options.sentences))
+        dictionary = load_dictionaries(data, find_languages(data, options.gen_subset, None, None))[0]
         for arch in options.arch.split(","):
+            path = options.checkpoint
+            if path is None:
+                path = str(folder / f"{arch}.pt")
+                save_checkpoint(Path(path), made_up_checkpoint(arch, dictionary.to_text(), len(dictionary)))
             for precision in options.precision.split(","):
-                model = make_model(options, arch, size).to(device=options.device, dtype=DTYPES[precision]).eval()
-                for batch_size in map(int, options.batch_size.split(",")):
-                    for beam in map(int, options.beam.split(",")):
-                        label = {"model": options.checkpoint or arch, "precision": precision}
-                        rows.append(label | measure(model, sources, replace(config, beam=beam), batch_size))
+                for batch_size in options.batch_size.split(","):
+                    for beam in options.beam.split(","):
+                        flags = [str(data), "--path", path, "--gen-subset", options.gen_subset, f"--{precision}",
+                                 "--batch-size", batch_size, "--beam", beam, *options.flags.split(),
+                                 *(() if options.checkpoint else RANDOM_LENGTHS)]
+                        label = {"model": options.checkpoint or arch, "precision": precision, "batch": int(batch_size),
+                                 "beam": int(beam)}
+                        rows.append(label | measure(flags, options.rounds, has_cold=options.cold))
     print(machine())
     show(rows, options.json)
 

@@ -1,16 +1,24 @@
-"""A made-up data folder with the lengths of image captions, so that benchmarks need no corpus."""
+"""A made-up data folder with the lengths of image captions, and models for it: benchmarks need no corpus."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from lamina.checkpoint.format import Checkpoint
+from lamina.config.fields import flatten
+from lamina.config.presets import PRESETS
 from lamina.data.binary import BinaryWriter
+from lamina.models.build import build_model
+from lamina.text.subword import Whitespace, subword_to_dict
 from lamina.text.vocabulary import EOS, FIRST_WORD_ID, Vocabulary
 
 
-def write_folder(folder: Path, num_pairs: int = 29_000, vocabulary_size: int = 10_000, seed: int = 1) -> Path:
+def write_folder(folder: Path, num_pairs: int = 29_000, vocabulary_size: int = 10_000, seed: int = 1,
+                 num_test: int = 1_000) -> Path:
     """Pairs of about 14 tokens a side (Multi30k's mean with 10k BPE), ids by Zipf's law, one dictionary."""
     folder.mkdir(parents=True, exist_ok=True)
     words = [f"w{number}" for number in range(vocabulary_size - FIRST_WORD_ID)]
@@ -18,7 +26,7 @@ def write_folder(folder: Path, num_pairs: int = 29_000, vocabulary_size: int = 1
     for language in ("de", "en"):
         vocabulary.save(folder / f"dict.{language}.txt")
     random = np.random.default_rng(seed)
-    for split, number in (("train", num_pairs), ("valid", min(1_000, num_pairs)), ("test", min(1_000, num_pairs))):
+    for split, number in (("train", num_pairs), ("valid", min(1_000, num_pairs)), ("test", num_test)):
         lengths = np.clip(random.lognormal(mean=2.55, sigma=0.35, size=number), 4, 60)
         for language in ("de", "en"):
             own = np.clip(np.rint(lengths * random.normal(1.0, 0.12, number)), 3, 80).astype(int)
@@ -27,3 +35,14 @@ def write_folder(folder: Path, num_pairs: int = 29_000, vocabulary_size: int = 1
                     ranks = random.zipf(1.3, length) % len(words)
                     writer.write(np.append(ranks + FIRST_WORD_ID, EOS))
     return folder
+
+
+def made_up_checkpoint(arch: str, dictionary: str, size: int) -> Checkpoint:
+    torch.manual_seed(1)
+    config = PRESETS[arch]()
+    # Not tied: a fresh tied model repeats what it reads, and ends at once because it starts from </s>.
+    config = replace(config, embedding=replace(config.embedding, share_all=False, share_decoder=False))
+    model, subword = build_model(config, size, size), subword_to_dict(Whitespace())
+    return Checkpoint(config={"task": "translation", "arch": arch, **flatten(config)}, languages=("de", "en"),
+                      dictionaries=(dictionary, dictionary), subwords=(subword, subword),
+                      weights={name: weight.detach() for name, weight in model.named_parameters()})
