@@ -28,6 +28,23 @@ def test_most_likely_takes_twice_the_beam_over_all_beams():
     torch.testing.assert_close(found.scores[0, 0], torch.tensor(0.6).log() - 0.1)
 
 
+@pytest.mark.parametrize("vocabulary_size", [3, 63, 64, 65, 200, 1000])
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_most_likely_misses_nothing(vocabulary_size, num_beams):
+    """Against all sums, sorted; a beam that must not go on, and tokens that must not be said."""
+    generator = torch.Generator().manual_seed(vocabulary_size)
+    log_probs = torch.randn(5, num_beams, vocabulary_size, generator=generator)
+    log_probs[torch.rand(log_probs.shape, generator=generator) < 0.3] = -torch.inf
+    scores = torch.randn(5, num_beams, generator=generator)
+    scores[1, num_beams - 1] = -torch.inf
+    log_probs[2, :, 1:] = -torch.inf
+    found = most_likely(log_probs.clone(), scores)
+    totals = (log_probs + scores[:, :, None]).flatten(1)
+    number = min(2 * num_beams, totals.size(1))
+    assert torch.equal(found.scores, totals.sort(dim=1, descending=True).values[:, :number])
+    assert torch.equal(totals.gather(1, found.parents * vocabulary_size + found.tokens), found.scores)
+
+
 def test_a_later_group_pays_for_what_earlier_ones_use():
     log_probs = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().expand(1, 2, 4).clone()
     found = most_likely_by_group(log_probs, torch.zeros(1, 2), num_groups=2, strength=2.0)

@@ -20,6 +20,8 @@ from lamina.decode.sampling import draw
 
 # More than the beam holds: each beam may end at this step, and as many must still go on.
 CANDIDATES_PER_BEAM = 2
+# Tokens of the vocabulary that are looked at together: about the root of its size.
+SPAN = 64
 
 
 class Candidates(NamedTuple):
@@ -49,14 +51,27 @@ def first_scores(config: SearchConfig, batch: int, device: torch.device) -> Tens
 
 
 def most_likely(log_probs: Tensor, scores: Tensor, uniforms: Tensor | None = None) -> Candidates:
-    """The best continuations of any beam."""
-    return best_of(log_probs.add_(scores[:, :, None]))
+    """The best continuations of any beam.
 
-
-def best_of(totals: Tensor) -> Candidates:
-    """totals: (B, K, V), the score of each continuation"""
-    batch, num_beams, vocab = totals.shape
-    best, places = totals.view(batch, -1).topk(min(CANDIDATES_PER_BEAM * num_beams, num_beams * vocab))
+    Of M candidates none lies outside the M spans of the vocabulary whose best are the best: one pass finds the best of each
+    span, and only the spans that count are sorted.
+    """
+    batch, num_beams, vocab = log_probs.shape
+    number = min(CANDIDATES_PER_BEAM * num_beams, num_beams * vocab)
+    num_whole, rest = divmod(vocab, SPAN)
+    spans = log_probs[:, :, : num_whole * SPAN].unflatten(2, (num_whole, SPAN)).amax(dim=3)
+    if rest:
+        spans = torch.cat([spans, log_probs[:, :, num_whole * SPAN :].amax(dim=2, keepdim=True)], dim=2)
+    spans += scores[:, :, None]
+    num_spans = spans.size(2)
+    chosen = spans.flatten(1).topk(min(number, num_beams * num_spans)).indices  # (B, M)
+    beams = chosen.div(num_spans, rounding_mode="floor")[:, :, None]
+    tokens = (chosen % num_spans * SPAN)[:, :, None] + torch.arange(SPAN, device=chosen.device)  # (B, M, SPAN)
+    places = (beams * vocab + tokens).clamp_(max=num_beams * vocab - 1)
+    totals = (log_probs.flatten(1).gather(1, places.flatten(1)).view_as(tokens) + scores.gather(1, beams[:, :, 0])[:, :, None])
+    totals.masked_fill_(tokens >= vocab, -torch.inf)
+    best, where = totals.flatten(1).topk(number)
+    places = places.flatten(1).gather(1, where)
     return Candidates(best, places % vocab, places.div(vocab, rounding_mode="floor"))
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.decode.candidates import Candidates, best_of
+from lamina.decode.candidates import Candidates, most_likely
 from lamina.errors import DataError
 from lamina.text.vocabulary import EOS, FIRST_WORD_ID, PAD
 
@@ -186,10 +186,10 @@ class Constraints:
 
     def candidates(self, log_probs: Tensor, scores: Tensor) -> Candidates:
         """The best continuations of any beam; for sentences with phrases, as many of each bank."""
-        totals = log_probs.add_(scores[:, :, None])
-        found = best_of(totals)
+        found = most_likely(log_probs, scores)
         if not self.rows:
             return found
+        totals = log_probs.add_(scores[:, :, None])
         places = torch.tensor(list(self.rows), device=totals.device)
         usual = [part[places].tolist() for part in found]
         own_scores, own_tokens = (part.tolist() for part in totals[places].max(dim=2))

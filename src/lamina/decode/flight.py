@@ -52,7 +52,7 @@ class OnItsWay(NamedTuple):
         value = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         value.copy_(tensor, non_blocking=True)
         event = torch.cuda.Event()
-        event.record()
+        event.record(torch.cuda.current_stream(tensor.device))
         return cls(value, event)
 
     @property
@@ -76,7 +76,7 @@ class Flight:
         self.constraints = constraints
         self.waiting = deque(numbers)
         self.is_ahead = device.type == "cuda" and constraints is None
-        self.graphs = Graphs(is_on=self.is_ahead and search.config.cuda_graphs)
+        self.graphs = Graphs(device, is_on=self.is_ahead and search.config.cuda_graphs)
         num_slots = min(num_slots, len(numbers))
         self.refills = num_slots < len(numbers)
         self.group = max(1, int(num_slots * LEAVING_SHARE))  # sentences that come and go together

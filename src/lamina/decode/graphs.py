@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,15 +14,16 @@ class Graphs:
     """CUDA graphs by what is special about each; off, functions are simply called.
 
     A function works on tensors that keep their place, and asks the device nothing. Its first call is an ordinary one, so that
-    libraries can prepare themselves; the second is recorded.
+    libraries can prepare themselves; the second is recorded. Where that fails, functions are called from then on.
     """
 
-    def __init__(self, *, is_on: bool) -> None:
+    def __init__(self, device: torch.device, *, is_on: bool) -> None:
+        self.device = device
         self.is_on = is_on
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._warm: set[Hashable] = set()
         self._stream: torch.cuda.Stream | None = None
-        self._pool: Any = None
+        self._pool: Any = None  # of memory, for what all of them compute on the way: they never run at the same time
 
     def __call__(self, key: Hashable, function: Callable[[], object]) -> None:
         if not self.is_on or key not in self._warm:
@@ -28,22 +31,32 @@ class Graphs:
             function()
             return
         if key not in self._graphs:
-            self._graphs[key] = self._recorded(function)
+            try:
+                self._graphs[key] = self._recorded(function)
+            except RuntimeError as error:
+                self.is_on = False
+                warnings.warn(f"decoding without CUDA graphs, which cannot hold this search: {str(error).splitlines()[0]}",
+                              stacklevel=2)
+                function()
+                return
         self._graphs[key].replay()
 
     def _recorded(self, function: Callable[[], object]) -> torch.cuda.CUDAGraph:
         if self._stream is None:
-            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
+            self._stream, self._pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             # Other threads, which bring training data to the device, do not disturb a recording.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 function()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(self._stream)
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        current.wait_stream(self._stream)
         return graph
 
     def forget(self) -> None:

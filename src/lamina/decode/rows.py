@@ -18,6 +18,8 @@ from lamina.decode.trace import Hypothesis
 # slots are as wide as that one. What is no longer than this many tokens costs too little to begin anew for it.
 WIDTH_RATIO = 4
 NARROW = 64
+# Rows searched at a time on a GPU, where no limit is given.
+GPU_BATCH_SIZE = 256
 # Hypotheses whose attention is looked up together.
 ATTENTION_BATCH = 64
 
@@ -43,6 +45,8 @@ def search_rows(search: Search, rows: Sequence[np.ndarray], *, device: torch.dev
     `numbers` are the rows' places in the whole text, if that is longer: with `seed` they decide what sampling draws.
     """
     device = torch.device(device)
+    if device.type == "cuda" and max_tokens is None and batch_size is None:
+        batch_size = GPU_BATCH_SIZE
     batches = choose(length_batches(rows, max_tokens, batch_size))
     is_by_batch = device.type == "cpu" or search.config.uses_padded_width or (constraints is not None and any(constraints))
     for indices, num_slots in ((batch, len(batch)) for batch in batches) if is_by_batch else sessions(batches, rows):
