@@ -41,8 +41,8 @@ from lamina.data.corpus import find_languages, load_dictionaries, open_corpus
 from lamina.decode.beam import Search
 from lamina.interop.ctranslate2 import write_ctranslate2
 from lamina.models.build import PAD_ID, build_model
-from lamina.nn.packed import Int8Linear, Packed, PackedLinear, pack_
 from lamina.nn.positions import sinusoid_table
+from lamina.nn.prepacked import Int8Linear, Prepacked, PrepackedLinear, prepack_
 from lamina.train.update import Updater
 
 SMOOTHING = 0.1
@@ -55,11 +55,11 @@ def read_sources(data: Path, split: str, number: int) -> tuple[list[np.ndarray],
     return [corpus[index].source for index in range(min(number, len(corpus)))], source
 
 
-def ours(checkpoint: Checkpoint, kind: type[Packed] | None, sources: list[np.ndarray], beam: int, batch_size: int, *,
+def ours(checkpoint: Checkpoint, kind: type[Prepacked] | None, sources: list[np.ndarray], beam: int, batch_size: int, *,
          is_fixed: bool) -> Callable[[], Any]:
     model = checkpoint.build_model().eval()
     if kind is not None:
-        pack_(model, kind)
+        prepack_(model, kind)
     batches = length_batches(sources, None, batch_size)
 
     def run() -> list[list[int]]:
@@ -114,7 +114,7 @@ def decode(options: argparse.Namespace) -> list[dict[str, Any]]:
         steps: dict[str, Callable[[], Any]] = {}
         for batch_size in map(int, options.batch_size.split(",")):
             shared: dict[str, Any] = {"sources": sources, "beam": options.beam, "batch_size": batch_size, "is_fixed": is_fixed}
-            for name, kind, compute_type in (("fp32", PackedLinear, "float32"), ("int8", Int8Linear, "int8")):
+            for name, kind, compute_type in (("fp32", PrepackedLinear, "float32"), ("int8", Int8Linear, "int8")):
                 steps[f"Lamina {name} {batch_size}"] = ours(checkpoint, kind, **shared)
                 steps[f"CTranslate2 {name} {batch_size}"] = theirs(folder, checkpoint, compute_type, **shared)
         seconds = seconds_each(steps, options.rounds, warm_up=1)

@@ -35,7 +35,7 @@ from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.interop.loading import load_any
 from lamina.models.encoder_decoder import EncoderDecoder
-from lamina.nn.packed import Int8Linear, Packed, PackedLinear, can_pack, pack_
+from lamina.nn.prepacked import Int8Linear, Prepacked, PrepackedLinear, can_prepack, prepack_
 from lamina.text.pieces import join_pieces
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import EOS, PAD, UNK, Vocabulary
@@ -69,7 +69,7 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
         raise ConfigError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}.")
     device = default_device(device)
     dtype = DTYPES[dtype] if isinstance(dtype, str) else dtype
-    packing = _packing(quantize, device, dtype or writing_dtype(device) or torch.float32)
+    prepacking = _prepacking(quantize, device, dtype or writing_dtype(device) or torch.float32)
     models = []
     overrides = {"encoder-layers-to-keep": encoder_layers_to_keep, "decoder-layers-to-keep": decoder_layers_to_keep,
                  **(overrides or {})}
@@ -90,23 +90,23 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
                 raise CheckpointError(f"{place} has another {side} dictionary ({own.digest}) than {paths[0]} ({first.digest}). "
                                       "An ensemble needs models trained on the same data folder.")
         models.append(checkpoint.build_model())
-        if packing is not None:
-            pack_(models[-1], packing)
+        if prepacking is not None:
+            prepack_(models[-1], prepacking)
     if task not in APIS:
         raise CheckpointError(f"{paths[0]} was trained for {task}; what can be loaded here is trained for {', '.join(APIS)}.")
     return APIS[task](models, vocabularies, subwords, languages=languages, device=device, dtype=dtype)
 
 
-def _packing(quantize: str | None, device: torch.device, dtype: torch.dtype) -> type[Packed] | None:
+def _prepacking(quantize: str | None, device: torch.device, dtype: torch.dtype) -> type[Prepacked] | None:
     """How the matrices of a model are laid out ahead, if they are."""
     if quantize is None:
-        return PackedLinear if device.type == "cpu" and dtype == torch.float32 and can_pack() else None
+        return PrepackedLinear if device.type == "cpu" and dtype == torch.float32 and can_prepack() else None
     if quantize != "int8":
         raise ConfigError(f"quantize is {quantize!r}; it must be int8, or left out.")
     if device.type != "cpu" or dtype != torch.float32:
         raise ConfigError("quantize='int8' is for a processor, with float32 between its products of integers. Choose "
                           "device='cpu' and no dtype, or leave quantize out.")
-    if not can_pack():
+    if not can_prepack():
         raise ConfigError("quantize='int8' needs an x86 processor and a torch with oneDNN, and this is not both. Leave it out.")
     return Int8Linear
 

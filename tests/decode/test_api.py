@@ -14,7 +14,7 @@ from lamina.checkpoint.format import load_checkpoint, save_checkpoint
 from lamina.cli import main
 from lamina.config.decode import SearchConfig
 from lamina.errors import CheckpointError, ConfigError
-from lamina.nn.packed import Int8Linear, PackedLinear, can_pack
+from lamina.nn.prepacked import Int8Linear, PrepackedLinear, can_prepack
 from tiny import TINY_FLAGS, make_data
 
 LINES = ["the old boat sings", "", "a bird", "the small red bird reads near the river along the house", "moon", "garden house"]
@@ -217,14 +217,14 @@ def test_a_model_without_numbers_is_noticed(path):
     assert warning.startswith("2 of 2 sentences have no result") and "--fp32" in warning
 
 
-@pytest.mark.skipif(not can_pack(), reason="no oneDNN kernels here")
+@pytest.mark.skipif(not can_prepack(), reason="no oneDNN kernels here")
 def test_models_on_a_processor_are_packed(path):
     def kinds(**options):
         translator = lamina.load(path, device="cpu", **options)
         assert translator.translate(LINES, beam=2, **OPTIONS)[0].ids[-1] == 2
         return {type(part) for part in translator.models[0].modules() if hasattr(part, "out_features")}
 
-    assert kinds() == {PackedLinear}
+    assert kinds() == {PrepackedLinear}
     assert kinds(quantize="int8") == {Int8Linear}
     assert kinds(dtype="bf16") == {torch.nn.Linear}
 
@@ -234,7 +234,7 @@ def test_what_cannot_be_quantized(path, monkeypatch):
         lamina.load(path, device="cpu", quantize="int4")
     with pytest.raises(ConfigError, match="is for a processor, with float32 between"):
         lamina.load(path, device="cpu", dtype="bf16", quantize="int8")
-    monkeypatch.setattr("lamina.api.can_pack", lambda: False)
+    monkeypatch.setattr("lamina.api.can_prepack", lambda: False)
     with pytest.raises(ConfigError, match="needs an x86 processor and a torch with oneDNN"):
         lamina.load(path, device="cpu", quantize="int8")
     assert lamina.load(path, device="cpu").translate(["a bird"], beam=2, **OPTIONS)

@@ -15,7 +15,7 @@ from torch import Tensor
 from lamina.data.batching import ChooseBatches, length_batches, pad_rows
 from lamina.nn.adaptive import AdaptiveHead
 from lamina.nn.heads import Term, log_probs, normalise
-from lamina.nn.packed import Packed
+from lamina.nn.prepacked import Prepacked
 from lamina.text.vocabulary import EOS
 
 # Entries of (B, T, V) held at once.
@@ -68,7 +68,7 @@ def _of_model(model: Any, terms: list[Term], target: Tensor, softmax_batch: int 
     return torch.cat(parts).view_as(target)
 
 
-def target_log_probs(terms: list[Term], output_weight: Tensor | Packed, target_out: Tensor,
+def target_log_probs(terms: list[Term], output_weight: Tensor | Prepacked, target_out: Tensor,
                      softmax_batch: int | None = None) -> Tensor:
     """A few positions at a time, so that the whole (B, T, V) is never there. (B, T)"""
     limit = min(softmax_batch or target_out.numel(), CHUNK_SIZE // output_weight.size(0))

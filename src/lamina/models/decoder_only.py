@@ -12,7 +12,7 @@ from lamina.nn.cache import KeyValues, StepState
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.heads import LinearHead, Term, log_probs, output_weight, sharpen
 from lamina.nn.layout import Layout
-from lamina.nn.packed import Packed
+from lamina.nn.prepacked import Prepacked
 from lamina.nn.stack import ALL_RUN, CausalLayer, LayerStack, Runs
 
 READ_AT_ONCE = 64  # tokens of a prompt that look at the vocabulary together
@@ -37,7 +37,7 @@ class DecoderOnly(nn.Module):
         return self.head.terms(output)
 
     @property
-    def output_weight(self) -> Tensor | Packed:
+    def output_weight(self) -> Tensor | Prepacked:
         """Of the whole vocabulary, which an adaptive head does not have in one piece."""
         assert isinstance(self.head, LinearHead), "an adaptive head has no output matrix"
         return output_weight(self.head)

@@ -15,7 +15,7 @@ from lamina.nn.embedding import InputEmbedding
 from lamina.nn.fusion import Memory
 from lamina.nn.heads import Head, Term, log_probs, output_weight, sharpen
 from lamina.nn.layout import AnyLayout, Layout, lay_out
-from lamina.nn.packed import Packed
+from lamina.nn.prepacked import Prepacked
 from lamina.nn.stack import ALL_RUN, DecoderLayer, LayerStack, Runs, StackOutput
 from lamina.rows import Rows
 
@@ -77,7 +77,7 @@ class EncoderDecoder(nn.Module):
         return self.head.terms(output, self.head.start(*encoded), layout)
 
     @property
-    def output_weight(self) -> Tensor | Packed:
+    def output_weight(self) -> Tensor | Prepacked:
         return output_weight(self.head)
 
     def log_probs(self, source: Rows, target_in: Rows, runs: Runs = ALL_RUN) -> Tensor:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lamina.nn.attention import SurfaceAttention
 from lamina.nn.embedding import TokenTable
 from lamina.nn.layout import AnyLayout, PackedLayout
-from lamina.nn.packed import Packed
+from lamina.nn.prepacked import Prepacked
 from lamina.nn.stack import StackOutput
 
 
@@ -39,7 +39,7 @@ class LinearHead(nn.Module):
     def __init__(self, table: TokenTable, project: nn.Module | None = None) -> None:
         super().__init__()
         self.table = table
-        self.packed_output: Packed | None = None
+        self.prepacked_output: Prepacked | None = None
         self.project = project
 
     def start(self, encoder: StackOutput, layout: AnyLayout, ids: Tensor) -> Any:
@@ -148,7 +148,7 @@ class SurfaceHead(nn.Module):
                  dropout_p: float) -> None:
         super().__init__()
         self.table = table
-        self.packed_output: Packed | None = None
+        self.prepacked_output: Prepacked | None = None
         self.surface = surface
         self.mix = mix
         self.ffn = ffn
@@ -173,12 +173,12 @@ class SurfaceHead(nn.Module):
 Head = LinearHead | SurfaceHead
 
 
-def output_weight(head: Head) -> Tensor | Packed:
+def output_weight(head: Head) -> Tensor | Prepacked:
     """What features look at: the table's matrix, or the same laid out ahead."""
-    return head.table.weight if head.packed_output is None else head.packed_output
+    return head.table.weight if head.prepacked_output is None else head.prepacked_output
 
 
-def log_probs(terms: list[Term], output_weight: Tensor | Packed) -> Tensor:
+def log_probs(terms: list[Term], output_weight: Tensor | Prepacked) -> Tensor:
     """The weighted sum of each term's log-softmax, in float32 or better whatever the model computes in. (B, T, V)"""
     if len(terms) == 1 and isinstance(terms[0].weight, float) and terms[0].weight == 1.0:
         # The usual head: nothing to multiply, nothing to add.
@@ -189,7 +189,7 @@ def log_probs(terms: list[Term], output_weight: Tensor | Packed) -> Tensor:
     return sum(others, start=first)
 
 
-def _log_softmax(features: Tensor, output_weight: Tensor | Packed) -> Tensor:
+def _log_softmax(features: Tensor, output_weight: Tensor | Prepacked) -> Tensor:
     scores = F.linear(features, output_weight) if isinstance(output_weight, Tensor) else output_weight(features)
     return F.log_softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32))
 

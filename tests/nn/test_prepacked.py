@@ -6,16 +6,16 @@ from torch import nn
 
 from lamina.config.init import Admin
 from lamina.config.model import LanguageModelConfig
-from lamina.nn.packed import Int8Linear, PackedLinear, can_pack, pack_
+from lamina.nn.prepacked import Int8Linear, PrepackedLinear, can_prepack, prepack_
 from tiny import FUSIONS, tiny_config, tiny_language_model, tiny_masked_model, tiny_model, tiny_pair
 
 MODELS = {"plain": {}, "untied": {"share_all": False}, "pre-norm": {"is_pre_norm": True}, "admin": {"init": Admin()}, **FUSIONS}
 
-needs_kernels = pytest.mark.skipif(not can_pack(), reason="no oneDNN kernels here")
+needs_kernels = pytest.mark.skipif(not can_prepack(), reason="no oneDNN kernels here")
 
 
 def test_packs_wherever_the_kernels_are():
-    assert can_pack() == (platform.machine().lower() in ("x86_64", "amd64") and torch.backends.mkldnn.is_available())
+    assert can_prepack() == (platform.machine().lower() in ("x86_64", "amd64") and torch.backends.mkldnn.is_available())
 
 
 def layer_and_input(seed=0, bias=True):
@@ -28,7 +28,7 @@ def layer_and_input(seed=0, bias=True):
 @torch.inference_mode()
 def test_packed_linear_computes_the_same(bias):
     layer, x = layer_and_input(bias=bias)
-    packed = PackedLinear(layer.weight, layer.bias)
+    packed = PrepackedLinear(layer.weight, layer.bias)
     torch.testing.assert_close(packed(x), layer(x))
     torch.testing.assert_close(packed(x[:, :1]), layer(x[:, :1]))
     assert packed(x[:0]).shape == (0, 5, 20)
@@ -82,32 +82,32 @@ def test_int8_of_zeros_is_the_bias_and_of_nan_is_nan():
 
 
 @needs_kernels
-@pytest.mark.parametrize("kind", [PackedLinear, Int8Linear])
+@pytest.mark.parametrize("kind", [PrepackedLinear, Int8Linear])
 @pytest.mark.parametrize("name", MODELS)
 @torch.inference_mode()
 def test_packed_models_say_the_same(name, kind):
     model, (source, target) = tiny_model(tiny_config(**MODELS[name])).eval(), tiny_pair()
     expected, num_weights = model.log_probs(source, target), sum(weight.numel() for weight in model.parameters())
-    pack_(model, kind)
+    prepack_(model, kind)
     assert not any(isinstance(part, nn.Linear) for part in model.modules())
     assert sum(weight.numel() for weight in model.parameters()) == num_weights
     found = model.log_probs(source, target)
     # float32 with other kernels; 8 bits of a model with 16 channels
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-5 if kind is PackedLinear else 0.4)
-    assert kind is PackedLinear or not torch.equal(found, expected)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-5 if kind is PrepackedLinear else 0.4)
+    assert kind is PrepackedLinear or not torch.equal(found, expected)
 
 
 @needs_kernels
-@pytest.mark.parametrize("kind", [PackedLinear, Int8Linear])
+@pytest.mark.parametrize("kind", [PrepackedLinear, Int8Linear])
 @torch.inference_mode()
 def test_packed_steps_match_the_whole_pass(kind):
     model, (source, target) = tiny_model(tiny_config(**FUSIONS["both"])).eval(), tiny_pair()
-    pack_(model, kind)
+    prepack_(model, kind)
     state = model.start(source)
     steps = [model.step(target[:, place], state) for place in range(target.size(1))]
     # 8 bits: what is rounded may fall on the other side where float32 sums differ in order
     torch.testing.assert_close(torch.stack(steps, dim=1), model.log_probs(source, target), rtol=1e-5,
-                               atol=2e-5 if kind is PackedLinear else 0.1)
+                               atol=2e-5 if kind is PrepackedLinear else 0.1)
 
 
 @needs_kernels
@@ -116,7 +116,7 @@ def test_packed_steps_match_the_whole_pass(kind):
 def test_packed_language_models(lm):
     model, (tokens, _) = tiny_language_model(lm=lm).eval(), tiny_pair()
     expected = model.log_probs(tokens)
-    pack_(model, PackedLinear)
+    prepack_(model, PrepackedLinear)
     torch.testing.assert_close(model.log_probs(tokens), expected, rtol=1e-5, atol=2e-5)
     state = model.start(tokens)
     steps = [model.step(tokens[:, place], state) for place in range(tokens.size(1))]
@@ -128,5 +128,5 @@ def test_packed_language_models(lm):
 def test_packed_masked_models():
     model, (tokens, _) = tiny_masked_model(num_classes=3).eval(), tiny_pair()
     expected = model.classify(tokens)
-    pack_(model, PackedLinear)
+    prepack_(model, PrepackedLinear)
     torch.testing.assert_close(model.classify(tokens), expected, rtol=1e-5, atol=2e-5)

@@ -1,7 +1,7 @@
 """Matrices laid out ahead for the processor's fused kernels (oneDNN's), for models that are used and not trained.
 
-A packed model computes what it did before: its linear layers are exchanged for packed ones, and so is the product with the
-vocabulary; embedding lookups stay as they are, also where they share a table with that product. `PackedLinear` computes in
+A prepacked model computes what it did before: its linear layers are exchanged for such, and so is the product with the
+vocabulary; embedding lookups stay as they are, also where they share a table with that product. `PrepackedLinear` computes in
 float32. `Int8Linear` rounds the matrix to 8 bits once, a scale for each of its rows, and the vectors that it meets each time, a
 scale for each vector: what a vector becomes never depends on the others of its batch.
 """
@@ -22,12 +22,12 @@ SMALLEST = 1e-30  # what a row of zeros is divided by
 USUAL_ROWS = 160
 
 
-def can_pack() -> bool:
+def can_prepack() -> bool:
     """Whether this torch and this processor have the kernels."""
     return torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
 
 
-class Packed(nn.Module):
+class Prepacked(nn.Module):
     """A linear layer whose matrix is laid out for one kernel."""
 
     weight: nn.Parameter  # opaque: only its kernel can read it; a parameter, so that whoever counts weights still finds it
@@ -42,7 +42,7 @@ class Packed(nn.Module):
         return (self.out_features, self.in_features)[dim]
 
 
-class PackedLinear(Packed):
+class PrepackedLinear(Prepacked):
     """x @ weight.T + bias, in float32."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -53,7 +53,7 @@ class PackedLinear(Packed):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
-class Int8Linear(Packed):
+class Int8Linear(Prepacked):
     """x @ weight.T + bias, where the product is one of 8-bit integers."""
 
     scales: Tensor
@@ -85,16 +85,16 @@ class Int8Linear(Packed):
 
 
 @torch.no_grad()
-def pack_(model: nn.Module, kind: type[Packed]) -> None:
+def prepack_(model: nn.Module, kind: type[Prepacked]) -> None:
     """Exchange the linear layers of a model on the processor that computes in float32, and its product with the vocabulary."""
     for part in list(model.modules()):
         for name, child in part.named_children():
             if isinstance(child, nn.Linear) and name not in getattr(part, "reads_weights_of", ()):
                 setattr(part, name, kind(child.weight, child.bias))
     head: Any = getattr(model, "head", None)
-    if hasattr(head, "packed_output"):
+    if hasattr(head, "prepacked_output"):
         # Past nn.Module's book-keeping: a copy of the table's weights is none of the model's own.
-        head.__dict__["packed_output"] = kind(head.table.weight, None)
+        head.__dict__["prepacked_output"] = kind(head.table.weight, None)
 
 
 def _fixed(tensor: Tensor) -> nn.Parameter:
