@@ -1,5 +1,7 @@
 """Packed batches say to a model what padded ones say."""
 
+from itertools import chain, pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -89,11 +91,11 @@ def test_every_sentence_is_planned_once_and_fits():
     shape = PackedShape.of(sizes, 512, None)
     order = random.permutation(1000)
     batches = plan_packed(order, sizes, shape)
-    assert sum(batches, []) == order.tolist()
+    assert list(chain.from_iterable(batches)) == order.tolist()
     for batch in batches:
         assert len(batch) <= shape.max_sentences
         assert all(side[batch].sum() <= 512 for side in sizes)
-    for batch, following in zip(batches, batches[1:], strict=False):  # none ends early without need
+    for batch, following in pairwise(batches):  # none ends early without need
         assert len(batch) == shape.max_sentences or any(side[batch].sum() + side[following[0]] > 512 for side in sizes)
 
 

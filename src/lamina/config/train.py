@@ -92,7 +92,14 @@ class PrecisionConfig:
 
     fp16: bool = flag(False, "compute in float16 with a dynamic loss scale and float32 master weights, under either name",
                       aliases=("memory-efficient-fp16",), paper="Micikevicius et al. 2018")
-    bf16: bool = flag(False, "compute in bfloat16 with float32 master weights; needs no loss scale")
+    bf16: bool = flag(False, "compute in bfloat16 with float32 master weights; needs no loss scale. What a GPU that has it does "
+                             "unless it is told otherwise")
+    fp32: bool = flag(False, "compute in float32 on a GPU too")
+    cuda_graphs: bool = flag(True, "on a GPU, record the kernels of an update once and replay them: several times as fast")
+    compiles: bool = flag(True, "on a GPU, let torch.compile fuse what it can before an update is recorded", name="compile",
+                          needs="cuda-graphs")
+    packs: bool = flag(True, "on a GPU, pack sentence pairs one behind the other into rows of --max-tokens, which have one "
+                             "shape and no padding", name="pack", tasks=("translation",))
     fp16_init_scale: float = flag(128.0, "first loss scale", needs="fp16")
     fp16_scale_window: int | None = flag(None, "updates without overflow before the scale doubles; 2^14 / update-freq / "
                                                "ranks if left out", needs="fp16")
@@ -105,6 +112,7 @@ class PrecisionConfig:
 
     def __post_init__(self) -> None:
         check(not (self.fp16 and self.bf16), "--fp16 and --bf16 exclude each other; on recent GPUs take --bf16.")
+        check(not (self.fp32 and (self.fp16 or self.bf16)), "--fp32 excludes --fp16 and --bf16. Choose one of them.")
         for name in ("fp16_init_scale", "min_loss_scale"):
             check(getattr(self, name) > 0, f"--{name.replace('_', '-')} must be above 0.")
 

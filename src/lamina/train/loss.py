@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,8 @@ class LossSums(NamedTuple):
     nll: Tensor  # negative log-likelihood, for perplexity; carries no gradient
 
 
-def batch_loss(model: Any, batch: AnyBatch, criterion: Criterion, runs: Runs = ALL_RUN) -> LossSums:
+def batch_loss(model: Any, batch: AnyBatch, criterion: Criterion, runs: Runs = ALL_RUN, *,
+               is_compiled: bool = False) -> LossSums:
     """What a criterion says of a batch, where the layers `runs` run; the one place that training and validation ask."""
     if isinstance(criterion, SentenceLoss):
         return sentence_loss(model.classify(*batch.inputs, runs=runs), batch.target)
@@ -40,7 +42,7 @@ def batch_loss(model: Any, batch: AnyBatch, criterion: Criterion, runs: Runs = A
         return adaptive_loss(terms, model.head, batch.target, pad_id=model.pad_id,
                              target_on_host=getattr(batch, "target_on_host", None))
     sums = label_smoothed_loss(terms, model.output_weight, batch.target, smoothing=criterion.smoothing,
-                               pad_id=model.pad_id, output_bias=getattr(model, "output_bias", None))
+                               pad_id=model.pad_id, output_bias=getattr(model, "output_bias", None), is_compiled=is_compiled)
     if len(terms) == 1 or model.training:
         return sums
     # The loss that training minimises is no likelihood where terms are weighted: a perplexity needs a distribution.
@@ -58,7 +60,7 @@ def sentence_loss(scores: Tensor, target: Tensor) -> LossSums:
 
 
 def label_smoothed_loss(terms: list[Term], output_weight: Tensor, target: Tensor, *, smoothing: float, pad_id: int,
-                        output_bias: Tensor | None = None) -> LossSums:
+                        output_bias: Tensor | None = None, is_compiled: bool = False) -> LossSums:
     """(1 - eps) * nll + eps / V * (sum of -log p over the whole vocabulary), summed over non-pad targets. target: (B, T)
 
     A head with several terms scores with their weighted log-softmaxes, so its loss is the weighted sum of theirs.
@@ -71,7 +73,7 @@ def label_smoothed_loss(terms: list[Term], output_weight: Tensor, target: Tensor
         weight = term.weight
         token_weight = counts * (weight.flatten().float() if isinstance(weight, Tensor) else weight)
         term_loss, term_nll = _LinearCrossEntropy.apply(term.features.flatten(0, 1), output_weight, output_bias,
-                                                        flat_target, token_weight, smoothing)
+                                                        flat_target, token_weight, smoothing, is_compiled)
         loss, nll = loss + term_loss, nll + term_nll
     assert isinstance(loss, Tensor)
     assert isinstance(nll, Tensor)
@@ -88,7 +90,8 @@ def adaptive_loss(terms: list[Term], head: AdaptiveHead, target: Tensor, *, pad_
     (term,) = terms
     features, flat = term.features.flatten(0, 1), target.flatten()
     counts = flat.ne(pad_id).float()
-    loss, nll = _LinearCrossEntropy.apply(features, head.first_weight(), None, head.first_target(flat), counts, 0.0)
+    loss, nll = _LinearCrossEntropy.apply(features, head.first_weight(), None, head.first_target(flat), counts, 0.0,
+                                          False)
     where = flat.cpu().numpy() if target_on_host is None else target_on_host.ravel()
     for tail, (start, end) in zip(head.tails, head.ranges(), strict=True):
         own = torch.from_numpy(np.flatnonzero((where >= start) & (where < end)))
@@ -97,7 +100,7 @@ def adaptive_loss(terms: list[Term], head: AdaptiveHead, target: Tensor, *, pad_
         rows = (own.pin_memory() if flat.is_cuda else own).to(flat.device, non_blocking=True)
         # Relative ids are words of the band, never padding: the word at pad_id's place in a band counts like the others.
         tail_loss, tail_nll = _LinearCrossEntropy.apply(tail.features(features[rows]), tail.table.weight, None,
-                                                        flat[rows] - start, counts[rows], 0.0)
+                                                        flat[rows] - start, counts[rows], 0.0, False)
         loss, nll = loss + tail_loss, nll + tail_nll
     return LossSums(loss, nll)
 
@@ -110,30 +113,25 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, output_weight: Tensor, bias: Tensor | None, target: Tensor,
-                token_weight: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+                token_weight: Tensor, smoothing: float, is_compiled: bool) -> tuple[Tensor, Tensor]:
         num_classes = output_weight.size(0)
-        needs_features, needs_matrix, needs_bias, _, needs_token_weight, _ = ctx.needs_input_grad
+        needs_features, needs_matrix, needs_bias, _, needs_token_weight, *_ = ctx.needs_input_grad
         features_grad = torch.empty_like(features) if needs_features else None
         matrix_grad = torch.zeros_like(output_weight, dtype=torch.float32) if needs_matrix else None
         bias_grad = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
+        score_chunk = compiled_chunk() if is_compiled else _score_chunk
         losses, nlls = [], []
         for rows in _chunks(features.size(0), num_classes):
-            scores = F.linear(features[rows], output_weight, bias).float()  # (n, V)
-            normaliser = scores.logsumexp(dim=1, keepdim=True)  # (n, 1)
-            answer = target[rows, None]
-            nll = (normaliser - scores.gather(1, answer)).squeeze(1)
-            spread = num_classes * normaliser.squeeze(1) - scores.sum(dim=1)
-            losses.append((1.0 - smoothing) * nll + smoothing / num_classes * spread)
+            scores = F.linear(features[rows], output_weight, bias)  # (n, V)
+            needs_any = needs_features or needs_matrix or needs_bias
+            loss, nll, scores = score_chunk(scores, target[rows], token_weight[rows], smoothing, needs_any)
+            losses.append(loss)
             nlls.append(nll)
-            if not (needs_features or needs_matrix or needs_bias):
+            if not needs_any:
                 continue
-            # In place from here on: the chunk's scores become the gradient with respect to them.
-            scores.sub_(normaliser).exp_().sub_(smoothing / num_classes)
-            scores.scatter_add_(1, answer, torch.full_like(scores[:, :1], smoothing - 1.0))
-            scores.mul_(token_weight[rows, None])
+            # From here on `scores` is the gradient with respect to them.
             if bias_grad is not None:
-                bias_grad += scores.sum(dim=0)
-            scores = scores.to(features.dtype)
+                bias_grad += scores.sum(dim=0, dtype=torch.float32)
             if features_grad is not None:
                 features_grad[rows] = scores @ output_weight
             if matrix_grad is not None:
@@ -157,10 +155,48 @@ class _LinearCrossEntropy(torch.autograd.Function):
         features_grad = None if features_grad is None else features_grad.mul_(loss_grad)
         matrix_grad = None if matrix_grad is None else matrix_grad.mul_(loss_grad).to(ctx.matrix_dtype)
         bias_grad = None if bias_grad is None else bias_grad.mul_(loss_grad).to(ctx.matrix_dtype)
-        return features_grad, matrix_grad, bias_grad, None, None if losses is None else losses * loss_grad, None
+        return features_grad, matrix_grad, bias_grad, None, None if losses is None else losses * loss_grad, None, None
+
+
+def _score_chunk(scores: Tensor, target: Tensor, token_weight: Tensor, smoothing: float,
+                 needs_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss and nll of each row, and the gradient of the weighted loss with respect to the scores, in their type. (n, V)"""
+    num_classes, dtype = scores.size(1), scores.dtype
+    scores = scores.float() if dtype != torch.float32 else scores
+    normaliser = scores.logsumexp(dim=1, keepdim=True)  # (n, 1)
+    answer = target[:, None]
+    nll = (normaliser - scores.gather(1, answer)).squeeze(1)
+    spread = num_classes * normaliser.squeeze(1) - scores.sum(dim=1)
+    loss = (1.0 - smoothing) * nll + smoothing / num_classes * spread
+    if needs_grad:
+        # In place: the scores become the gradient with respect to them.
+        scores.sub_(normaliser).exp_().sub_(smoothing / num_classes)
+        scores.scatter_add_(1, answer, torch.full_like(scores[:, :1], smoothing - 1.0))
+        scores.mul_(token_weight[:, None])
+    return loss, nll, scores.to(dtype)
+
+
+@cache
+def compiled_chunk() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """The same in two passes over the scores instead of a dozen. It sees columns by their number, where none is scattered."""
+    def score_chunk(scores: Tensor, target: Tensor, token_weight: Tensor, smoothing: float,
+                    needs_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
+        num_classes = scores.size(1)
+        wide = scores.float()
+        normaliser = wide.logsumexp(dim=1, keepdim=True)
+        nll = (normaliser - wide.gather(1, target[:, None])).squeeze(1)
+        spread = num_classes * normaliser.squeeze(1) - wide.sum(dim=1)
+        loss = (1.0 - smoothing) * nll + smoothing / num_classes * spread
+        is_answer = torch.arange(num_classes, device=scores.device) == target[:, None]
+        gradient = (wide - normaliser).exp() - smoothing / num_classes - (1.0 - smoothing) * is_answer
+        return loss, nll, (gradient * token_weight[:, None]).to(scores.dtype)
+
+    return torch.compile(score_chunk, dynamic=False)
 
 
 def _chunks(num_tokens: int, num_classes: int) -> Iterator[slice]:
-    size = max(1, CHUNK_SCORES // num_classes)
+    # A power of two of equal chunks where that is possible: what is compiled is compiled for one size.
+    number = 1 << max(0, -(-num_tokens * num_classes // CHUNK_SCORES) - 1).bit_length()
+    size = max(1, -(-num_tokens // number))
     for start in range(0, max(num_tokens, 1), size):  # a batch without targets is one empty chunk
         yield slice(start, min(start + size, num_tokens))

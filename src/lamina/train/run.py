@@ -66,6 +66,10 @@ class Run:
         self.ranks = ranks
         self.device = ranks.device
         self.dtype, notices = _compute_type(config, self.device)
+        # What a captured update needs, and what packed attention has kernels for.
+        self.is_packed = (config.precision.packs and config.precision.cuda_graphs and self.device.type == "cuda"
+                          and self.dtype != torch.float32 and config.task == "translation"
+                          and config.batches.max_tokens is not None)
         optimization = config.optimization
         self.reporter = Reporter(config.log, ranks, optimization)
         for notice in [*notices, *_advice(config.model)]:
@@ -112,7 +116,8 @@ class Run:
         """The epoch's feed; folders that take turns keep one each."""
         folder = (epoch - 1) % len(self.task.folders)
         if folder not in self._feeds:
-            self._feeds[folder] = self._feed(self.task.train_corpus(epoch), self.config.batches, is_shuffled=True)
+            self._feeds[folder] = self._feed(self.task.train_corpus(epoch), self.config.batches, is_shuffled=True,
+                                             is_packed=self.is_packed)
             if len(self._feeds[folder].too_long.indices):
                 self.reporter.note(self._feeds[folder].describe_too_long())
         return self._feeds[folder]
@@ -129,9 +134,9 @@ class Run:
             self.reporter.note(feed.describe_too_long())
         return feed
 
-    def _feed(self, corpus: Corpus, limits: BatchConfig, *, is_shuffled: bool) -> Feed:
+    def _feed(self, corpus: Corpus, limits: BatchConfig, *, is_shuffled: bool, is_packed: bool = False) -> Feed:
         return Feed(corpus, seed=self.config.seed, limits=limits, device=self.device, is_shuffled=is_shuffled,
-                    max_positions=self.task.max_positions)
+                    max_positions=self.task.max_positions, is_packed=is_packed)
 
     def update_freq(self, epoch: int) -> int:
         numbers = self.config.optimization.update_freq
@@ -335,8 +340,9 @@ class Run:
                                   "machines see.")
 
     def _first_batches(self, number: int) -> list[AnyBatch]:
-        """Those of the first updates, which read them again."""
-        with closing(self.train_feed(1).batches(1)) as batches:
+        """In padded rows, whatever training makes of them: a profile does not depend on how the GPU likes its batches."""
+        feed = self._feed(self.task.train_corpus(1), self.config.batches, is_shuffled=True)
+        with closing(feed.batches(1)) as batches:
             return list(islice(batches, number))
 
     def checkpoint(self, metrics: dict[str, float]) -> Checkpoint:
@@ -369,8 +375,12 @@ def _compute_type(config: TrainConfig, device: torch.device) -> tuple[torch.dtyp
     precision = config.precision
     if precision.fp16 and device.type == "cpu":
         return torch.float32, ["--fp16 has no effect without a GPU: computing in float32"]
-    if precision.bf16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        return torch.float32, ["--bf16 is not supported by this GPU: computing in float32; --fp16 would be faster"]
     if precision.fp16:
         return torch.float16, []
-    return torch.bfloat16 if precision.bf16 else torch.float32, []
+    if device.type == "cpu":
+        return torch.bfloat16 if precision.bf16 else torch.float32, []
+    # Not emulated: that would be slower than float32.
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision.bf16 and not has_bf16:
+        return torch.float32, ["--bf16 is not supported by this GPU: computing in float32; --fp16 would be faster"]
+    return torch.bfloat16 if has_bf16 and not precision.fp32 else torch.float32, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from lamina.config.train import OptimizationConfig, PrecisionConfig
 from lamina.data.batching import AnyBatch
 from lamina.nn.stack import ALL_RUN, Runs
+from lamina.train.captured import CapturedPasses, CompiledParts, Recorder
 from lamina.train.loss import batch_loss
 from lamina.train.memory import MemoryLimit
 from lamina.train.optim import build_optimizer
@@ -26,12 +28,13 @@ SEED_STRIDE = 0x9E3779B1
 
 
 class UpdateResult(NamedTuple):
-    """What an update did on all ranks, still on the device: reading it is the caller's choice, and may wait."""
+    """What an update did on all ranks, perhaps still under way: reading it is the caller's choice, and may wait."""
 
     numbers: Tensor  # (5,): loss sum, nll sum, gradient norm, loss scale, 1 if the step was taken
     grad_norms: Tensor  # (P,), one a parameter
     num_tokens: int
     num_sentences: int
+    arrival: torch.cuda.Event | None = None  # of the tensors on the host; later work on the device is not waited for
 
 
 class Updater:
@@ -46,8 +49,43 @@ class Updater:
         self.weights = weights or FlatWeights(model, dtype)
         self.memory = MemoryLimit(note)
         self.optimizer = build_optimizer(optimization.optimizer, self.weights.master)
-        self.scale = LossScale(precision, self.weights.master.device, is_on=dtype == torch.float16,
+        device = self.weights.master.device
+        self.scale = LossScale(precision, device, is_on=dtype == torch.float16,
                                default_window=2**14 // (optimization.update_freq[0] * ranks.size))
+        self.sums = torch.zeros(2, device=device)  # of loss and nll, over the batches of an update
+        self.lr, self.share = (torch.zeros((), device=device, dtype=torch.float64) for _ in range(2))
+        self._take_step: Callable[[], Tensor] = self._step
+        self._passes: CapturedPasses | None = None
+        self._parts: CompiledParts | None = None
+        if device.type == "cuda" and type(self.weights) is FlatWeights and dtype != torch.float32 and precision.cuda_graphs:
+            self._capture(is_compiled=precision.compiles, note=note)
+
+    def _capture(self, *, is_compiled: bool, note: Callable[[str], None]) -> None:
+        """From now on updates are recorded once their shape comes again; the optimizer's step at its second time."""
+        recorder = Recorder()
+        if is_compiled:
+            self._parts = CompiledParts(self.model)
+            self._move_ = torch.compile(self._move_, dynamic=False)  # type: ignore[method-assign]
+        self._passes = CapturedPasses(self._static_pass, recorder, note)
+
+        def recorded_step() -> Tensor:
+            saved = [tensor.clone() for tensor in self._state()]
+            recorded = recorder(self._step)
+            for tensor, value in zip(self._state(), saved, strict=True):
+                tensor.copy_(value)
+            self._take_step = recorded.replay
+            return recorded.replay()
+
+        def first_step() -> Tensor:
+            self._take_step = recorded_step
+            return self._step()
+
+        self._take_step = first_step
+
+    def _state(self) -> list[Tensor]:
+        """All that a step changes, and the gradient, which it scales in place."""
+        return [self.weights.master, self.weights.compute, self.weights.grad, *self.optimizer.state().values(),
+                *self.scale.state().values()]
 
     def update(self, batches: Sequence[AnyBatch], lr: float, seed: int, runs: Runs = ALL_RUN,
                total: int | None = None) -> UpdateResult:
@@ -58,28 +96,44 @@ class Updater:
         """
         if not self.model.training:
             self.model.train()  # not each time: a deep model has a thousand parts to tell
-        losses, own = self._add_up_gradients(batches, seed, runs, total)
+        own = self._add_up_gradients(batches, seed, runs, total)
         self.weights.sum_grad_(runs)
         num_tokens, num_sentences = self.ranks.sum(sum(batch.num_target_tokens for batch in own),
                                                    sum(batch.num_sentences for batch in own))
-        loss_sums = self.ranks.sum_(torch.stack(losses).sum(dim=0) if losses else self.scale.value.new_zeros(2))
+        self.ranks.sum_(self.sums)
         # A masked batch of very short sentences may have nothing to guess.
-        share = 1.0 / max(num_sentences if self.optimization.sentence_avg else num_tokens, 1)
+        self.share.fill_(1.0 / max(num_sentences if self.optimization.sentence_avg else num_tokens, 1))
+        self.lr.fill_(lr)
+        return self._result(self._take_step(), num_tokens, num_sentences)
+
+    def _result(self, numbers: Tensor, num_tokens: int, num_sentences: int) -> UpdateResult:
+        arrival = None
+        if self._passes is not None:
+            # The next update writes to the same memory, and the host should not have to wait for it to read this one.
+            on_host = torch.empty(numbers.shape, pin_memory=True)
+            numbers = on_host.copy_(numbers, non_blocking=True)
+            arrival = torch.cuda.Event()
+            arrival.record()
+        return UpdateResult(numbers[:5], numbers[5:], num_tokens, num_sentences, arrival)
+
+    def _step(self) -> Tensor:
+        """One step of the optimizer along the gradient there is: what UpdateResult tells of it, end to end. (5 + P,)"""
         scale_used = self.scale.value.clone()
-        norms = self.weights.grad_norms() * (share / scale_used)
+        norms = self.weights.grad_norms() * (self.share / scale_used).float()
         norm = norms.norm()
         ok = norm.isfinite()
-        self.weights.grad.mul_(self._clip_factor(norm) * share / scale_used)
-        self.optimizer.step_(self.weights.grad, lr, self._unless_known(ok))
-        self.weights.publish_()
+        self._move_((self._clip_factor(norm) * self.share / scale_used).float(), ok)
         self.scale.update_(ok)
-        numbers = torch.cat([loss_sums, torch.stack([norm, scale_used, ok.float()])])
-        return UpdateResult(numbers, norms, num_tokens, num_sentences)
+        return torch.cat([self.sums, torch.stack([norm, scale_used, ok.float()]), norms])
 
-    def _add_up_gradients(self, batches: Sequence[AnyBatch], seed: int, runs: Runs,
-                          total: int | None) -> tuple[list[Tensor], list[AnyBatch]]:
-        """Of all batches, in smaller pieces where memory runs out: loss and nll of each piece, and the pieces."""
-        self.weights.zero_grad_()
+    def _move_(self, factor: Tensor, ok: Tensor) -> None:
+        self.weights.grad.mul_(factor)
+        self.optimizer.step_(self.weights.grad, self.lr, self._unless_known(ok))
+        self.weights.publish_()
+
+    def _add_up_gradients(self, batches: Sequence[AnyBatch], seed: int, runs: Runs, total: int | None) -> list[AnyBatch]:
+        """Of all batches, in smaller pieces where memory runs out: the pieces that count."""
+        self._begin()
         while True:
             try:
                 return self._pass_over([self.memory.cut(batch) for batch in batches], seed, runs, total)
@@ -90,27 +144,56 @@ class Updater:
                 error.__traceback__ = None
             self.memory.free()
             self.weights.forget_grad_()
+            self._begin()
 
-    def _pass_over(self, batches: Sequence[Sequence[AnyBatch]], seed: int, runs: Runs,
-                   total: int | None) -> tuple[list[Tensor], list[AnyBatch]]:
-        losses, own = [], []
+    def _begin(self) -> None:
+        self.weights.zero_grad_()
+        self.sums.zero_()
+
+    def _pass_over(self, batches: Sequence[Sequence[AnyBatch]], seed: int, runs: Runs, total: int | None) -> list[AnyBatch]:
+        own = []
         for number, pieces in enumerate(batches):
             place = self.ranks.rank + number * self.ranks.size
-            # Seeded by the number of the update and the batch's place in it: a resumed run draws the same dropout as one
-            # that never stopped, and several ranks the same as one.
-            torch.manual_seed(seed + place * SEED_STRIDE)
             is_filler = total is not None and place >= total
             for piece in pieces:
                 if number == len(batches) - 1 and piece is pieces[-1]:
                     self.weights.expect_last_(runs)
                 self.memory.trying = piece
-                sums = batch_loss(self.model, piece, self.optimization.criterion, runs)
-                (sums.loss * (0.0 if is_filler else self.scale.value)).backward()
-                self.weights.collect_grad_()
+                # Seeded by the number of the update and the batch's place in it: a resumed run draws the same dropout as
+                # one that never stopped, and several ranks the same as one.
+                self._run_pass(piece, seed + place * SEED_STRIDE, runs, is_filler=is_filler, is_first=piece is pieces[0])
                 if not is_filler:
-                    losses.append(torch.stack([sums.loss.detach(), sums.nll]))
                     own.append(piece)
-        return losses, own
+        return own
+
+    def _run_pass(self, batch: AnyBatch, seed: int, runs: Runs, *, is_filler: bool, is_first: bool) -> None:
+        passes = self._passes if runs == ALL_RUN and self._passes and self._passes.is_worth_recording(batch) else None
+        if passes is not None and not passes.is_recorded(batch):
+            saved = self.weights.grad.clone(), self.sums.clone()
+            passes.record(batch)
+            for tensor, value in zip((self.weights.grad, self.sums), saved, strict=True):
+                tensor.copy_(value)
+        if is_first:
+            torch.manual_seed(seed)
+        if passes is not None:
+            passes.replay(batch)
+        else:
+            self._pass(batch, runs, is_filler=is_filler)
+
+    def _static_pass(self, batch: AnyBatch) -> None:
+        with self.weights.gathering(), self._parts.in_use() if self._parts is not None else nullcontext():
+            self._backward(batch)
+        self.weights.collect_grad_()
+
+    def _pass(self, batch: AnyBatch, runs: Runs, *, is_filler: bool) -> None:
+        self._backward(batch, runs, is_filler=is_filler)
+        self.weights.collect_grad_()
+
+    def _backward(self, batch: AnyBatch, runs: Runs = ALL_RUN, *, is_filler: bool = False) -> None:
+        sums = batch_loss(self.model, batch, self.optimization.criterion, runs, is_compiled=self._parts is not None)
+        (sums.loss * (0.0 if is_filler else self.scale.value)).backward()
+        if not is_filler:
+            self.sums += torch.stack([sums.loss.detach(), sums.nll])
 
     def _unless_known(self, ok: Tensor) -> Tensor | None:
         """None where the host can see for free that all is well, which spares the optimizer its masks."""

@@ -30,7 +30,7 @@ class _Pending(NamedTuple):
 
 
 class Watch:
-    """On a GPU an update is read when the next one has been handed over; on the CPU at once."""
+    """On a GPU an update is read when the next two have been handed over; on the CPU at once."""
 
     def __init__(self, progress: Progress, precision: PrecisionConfig, parameter_names: Sequence[str],
                  device: torch.device, dtype: torch.dtype, reporter: Reporter | None = None) -> None:
@@ -39,7 +39,7 @@ class Watch:
         self.parameter_names = parameter_names
         self.min_loss_scale = precision.min_loss_scale
         self.dtype = dtype
-        self._lag = 1 if device.type == "cuda" else 0
+        self._lag = 2 if device.type == "cuda" else 0
         self._pending: deque[_Pending] = deque()
         self._num_skipped = 0  # in a row
         self._num_bad = 0  # of all
@@ -57,6 +57,8 @@ class Watch:
 
     def _read(self, item: _Pending) -> None:
         result = item.result
+        if result.arrival is not None:
+            result.arrival.synchronize()
         loss, nll, norm, scale, took_step = result.numbers.tolist()
         if not took_step:
             self._check_overflow(item, scale)

@@ -43,12 +43,14 @@ class FlatWeights:
         self.compute = torch.zeros(size, device=device, dtype=dtype) if self.is_half else self.master
         self.compute_grad = torch.zeros(size, device=device, dtype=dtype)
         self.grad = torch.zeros(size, device=device) if self.is_half else self.compute_grad
-        self._grad_views = list(self.views(self.grad))  # cut once: a deep model has a thousand
+        # Cut once: a deep model has a thousand.
+        self._grad_views, self._compute_grad_views = list(self.views(self.grad)), list(self.views(self.compute_grad))
+        self._parameters: Sequence[nn.Parameter] = tuple(parameters.values())
         with torch.no_grad():
             for view, parameter in zip(self.views(self.master), parameters.values(), strict=True):
                 view.copy_(parameter)
         self.publish_()
-        views = zip(parameters.values(), self.views(self.compute), self.views(self.compute_grad), strict=True)
+        views = zip(parameters.values(), self.views(self.compute), self._compute_grad_views, strict=True)
         for parameter, weight, grad in views:
             parameter.data = weight
             parameter.grad = grad
@@ -73,6 +75,23 @@ class FlatWeights:
         if self.is_half:
             self.grad.add_(self.compute_grad)
             self.compute_grad.zero_()
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """A backward pass that leaves each gradient where it was made; at the end all are gathered at once.
+
+        Half precision alone: float32 gradients are added up where they lie. What the passes before left there is replaced.
+        """
+        for parameter in self._parameters:
+            parameter.grad = None
+        yield
+        made = [(view, parameter.grad) for view, parameter in zip(self._compute_grad_views, self._parameters, strict=True)]
+        for view, grad in made:
+            if grad is None:
+                view.zero_()
+        torch._foreach_copy_([view for view, grad in made if grad is not None], [grad for _, grad in made if grad is not None])
+        for view, parameter in zip(self._compute_grad_views, self._parameters, strict=True):
+            parameter.grad = view
 
     def expect_last_(self, runs: Runs) -> None:
         """The next backward pass is the last of this update, and runs these layers."""
