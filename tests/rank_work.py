@@ -119,10 +119,10 @@ def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dt
                    counts, masks)
 
 
-def _short_of_memory(max_rows: int, model: Any, own: Any, *rest: Any) -> Any:
+def _short_of_memory(max_rows: int, model: Any, own: Any, *rest: Any, **options: Any) -> Any:
     if own.num_sentences > max_rows:
         raise torch.OutOfMemoryError("CUDA out of memory")
-    return batch_loss(model, own, *rest)
+    return batch_loss(model, own, *rest, **options)
 
 
 def replicated(model: Any, dtype: torch.dtype, ranks: Ranks) -> FlatWeights:

@@ -18,6 +18,7 @@ class Packed(NamedTuple):
 
     ids: Tensor  # (1, N)
     positions: Tensor  # (1, N)
+    sentences: Tensor  # (N,)
     bounds: Tensor  # (R + 1,)
     longest: int
 

@@ -58,7 +58,7 @@ def test_words_alone_and_the_whole_vocabulary_agree():
 @pytest.mark.parametrize("chunk", [2**24, 20])
 @pytest.mark.parametrize("on_host", [False, True])
 def test_loss_and_gradients_are_those_of_the_whole_vocabulary(monkeypatch, chunk, on_host):
-    monkeypatch.setattr(loss_module, "CHUNK_SCORES", chunk)
+    monkeypatch.setattr(loss_module, "CHUNK_SCORES", {"cpu": chunk, "cuda": chunk})
     softmax, features = head(), torch.randn(3, 6, DIM)
     target = torch.randint(0, 15, (3, 6))
     target[0, :] = torch.tensor([1, 7, 12, 0, 14, 6])  # padding, then the words at its place in the bands

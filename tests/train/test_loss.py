@@ -41,7 +41,7 @@ def example(num_terms, is_gated=False):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("num_terms", "is_gated"), [(1, False), (2, False), (2, True)])
 def test_equals_the_plain_formula(monkeypatch, chunk_scores, smoothing, num_terms, is_gated):
-    monkeypatch.setattr(loss_module, "CHUNK_SCORES", chunk_scores)
+    monkeypatch.setattr(loss_module, "CHUNK_SCORES", {"cpu": chunk_scores, "cuda": chunk_scores})
     terms, weight, target, leaves = example(num_terms, is_gated)
     sums = label_smoothed_loss(terms, weight, target, smoothing=smoothing, pad_id=PAD)
     expected, expected_nll = plain_loss(terms, weight, target, smoothing)
@@ -56,7 +56,7 @@ def test_equals_the_plain_formula(monkeypatch, chunk_scores, smoothing, num_term
 @pytest.mark.parametrize("chunk_scores", [1, 2**24])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_an_output_bias_is_one_more_column(monkeypatch, chunk_scores, smoothing):
-    monkeypatch.setattr(loss_module, "CHUNK_SCORES", chunk_scores)
+    monkeypatch.setattr(loss_module, "CHUNK_SCORES", {"cpu": chunk_scores, "cuda": chunk_scores})
     terms, weight, target, leaves = example(1)
     bias = torch.randn(11, requires_grad=True)
     sums = label_smoothed_loss(terms, weight, target, smoothing=smoothing, pad_id=PAD, output_bias=bias)
@@ -118,7 +118,7 @@ def test_half_precision_is_close(dtype):
 
 
 def test_the_matrix_of_scores_is_never_whole(monkeypatch):
-    monkeypatch.setattr(loss_module, "CHUNK_SCORES", 4 * 1000)
+    monkeypatch.setattr(loss_module, "CHUNK_SCORES", {"cpu": 4 * 1000, "cuda": 4 * 1000})
     largest = 0
 
     class Watcher(torch.utils._python_dispatch.TorchDispatchMode):

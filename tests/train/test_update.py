@@ -157,9 +157,9 @@ class SmallMemory:
         monkeypatch.setattr(update_module, "batch_loss", self)
         self.max_rows, self.where = max_rows, where
 
-    def __call__(self, model, batch, *rest):
+    def __call__(self, model, batch, *rest, **options):
         self.rows.append(batch.num_sentences)
-        sums = batch_loss(model, batch, *rest)
+        sums = batch_loss(model, batch, *rest, **options)
         if batch.num_sentences <= self.max_rows:
             return sums
         if self.where == "forward":

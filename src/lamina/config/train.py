@@ -92,8 +92,8 @@ class PrecisionConfig:
 
     fp16: bool = flag(False, "compute in float16 with a dynamic loss scale and float32 master weights, under either name",
                       aliases=("memory-efficient-fp16",), paper="Micikevicius et al. 2018")
-    bf16: bool = flag(False, "compute in bfloat16 with float32 master weights; needs no loss scale. What a GPU that has it does "
-                             "unless it is told otherwise")
+    bf16: bool = flag(False, "compute in bfloat16 with float32 master weights; needs no loss scale; what a GPU does "
+                             "that has it, unless it is told otherwise")
     fp32: bool = flag(False, "compute in float32 on a GPU too")
     cuda_graphs: bool = flag(True, "on a GPU, record the kernels of an update once and replay them: several times as fast")
     compiles: bool = flag(True, "on a GPU, let torch.compile fuse what it can before an update is recorded", name="compile",

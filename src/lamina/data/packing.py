@@ -9,8 +9,8 @@ A GPU replays a captured update only on tensors of the same shape. So a batch is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,8 +54,8 @@ class PackedShape:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """A batch of sentence pairs in one buffer: source ids, source positions, target_in, target positions, target_out (N each),
-    source bounds, target bounds."""
+    """A batch of sentence pairs in one buffer. Of each side: ids, positions, numbers of sentences (N each) and bounds (R + 1);
+    then target_in (N)."""
 
     buffer: Tensor  # int32
     on_host: np.ndarray  # the same, where the host may look at it without asking the device
@@ -64,17 +64,18 @@ class PackedBatch:
     num_source_tokens: int
     num_target_tokens: int
     indices: tuple[int, ...]
+    recurs: bool = True  # whether batches of this shape come again and again
 
     @property
     def inputs(self) -> tuple[Packed, Packed]:
-        source, source_positions, target_in, target_positions, _, source_bounds, target_bounds = self._parts()
-        return (Packed(source[None], source_positions[None], source_bounds, self.longest),
-                Packed(target_in[None], target_positions[None], target_bounds, self.longest))
+        source, target, target_in = parts_of(self.buffer, self.shape)
+        return (Packed(source[0][None], source[1][None], source[2], source[3], self.longest),
+                Packed(target_in[None], target[1][None], target[2], target[3], self.longest))
 
     @property
     def target(self) -> Tensor:
         """(1, N)"""
-        return self._parts()[4].long()[None]
+        return parts_of(self.buffer, self.shape)[1][0].long()[None]
 
     @property
     def num_sentences(self) -> int:
@@ -86,40 +87,37 @@ class PackedBatch:
     def rows(self, rows: slice) -> PackedBatch:
         """Some of its sentences, in rows that are as much shorter."""
         first, stop, _ = rows.indices(self.num_sentences)
-        places, bounds = self.shape.places, self.shape.num_bounds
         sides: list[Sentences] = []
-        for ids, start in ((0, 5 * places), (4 * places, 5 * places + bounds)):
-            own = self.on_host[start : start + bounds][first : stop + 1]
-            sides.append(Sentences(self.on_host[ids + own[0] : ids + own[-1]], np.diff(own)))
+        for ids, _, _, bounds in parts_of(self.on_host, self.shape)[:2]:
+            own = bounds[first : stop + 1]
+            sides.append(Sentences(ids[own[0] : own[-1]], np.diff(own)))
         needed = max(len(side.ids) for side in sides)
         shape = PackedShape(-(-needed // SHORTEST_LONGEST) * SHORTEST_LONGEST, stop - first)
         source, target = sides
-        return packed(source, target, shape, self.indices[first:stop]).to(self.buffer.device)
+        return replace(packed(source, target, shape, self.indices[first:stop]), recurs=False).to(self.buffer.device)
 
-    def _parts(self) -> tuple[Tensor, ...]:
-        places, bounds = self.shape.places, self.shape.num_bounds
-        return self.buffer.split([places] * 5 + [bounds] * 2)
+
+def parts_of(buffer: Any, shape: PackedShape) -> tuple[Any, Any, Any]:
+    """Views of the buffer: ids, positions, numbers of sentences and bounds of the source; those of the target; target_in."""
+    ends = np.cumsum([*[*[shape.places] * 3, shape.num_bounds] * 2, shape.places])
+    *sides, target_in = (buffer[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))
+    return sides[:4], sides[4:], target_in
 
 
 def packed(source: Sentences, target: Sentences, shape: PackedShape, indices: Sequence[int]) -> PackedBatch:
     """One batch; whoever planned it saw to it that it fits."""
     places = shape.places
     longest = max(SHORTEST_LONGEST, 1 << (int(max(source.sizes.max(), target.sizes.max())) - 1).bit_length())
-    buffer = np.full(5 * places + 2 * shape.num_bounds, PAD, dtype=np.int32)
-    parts = np.split(buffer, [*(places * number for number in range(1, 6)), 5 * places + shape.num_bounds])
-    source_ids, source_positions, target_in, target_positions, target_out, *bounds = parts
-    for side, ids, positions, own_bounds in ((source, source_ids, source_positions, bounds[0]),
-                                             (target, target_out, target_positions, bounds[1])):
+    buffer = np.full(7 * places + 2 * shape.num_bounds, PAD, dtype=np.int32)
+    *sides, target_in = parts_of(buffer, shape)
+    for side, (ids, positions, numbers, bounds) in zip((source, target), sides, strict=True):
         number = len(side.ids)
-        ends = np.cumsum(side.sizes)
+        ends = np.append(np.cumsum(side.sizes), np.arange(number + longest, places, longest))  # those of pads follow
+        bounds[0], bounds[1 : len(ends) + 1], bounds[len(ends) + 1 :] = 0, ends, places
         ids[:number] = side.ids
-        positions[:number] = np.arange(FIRST_POSITION, number + FIRST_POSITION) - np.repeat(ends - side.sizes, side.sizes)
-        positions[number:] = PAD_POSITION
-        own_bounds[0] = 0
-        own_bounds[1 : len(ends) + 1] = ends
-        rest = np.arange(number + longest, places, longest)
-        own_bounds[len(ends) + 1 :] = places
-        own_bounds[len(ends) + 1 : len(ends) + 1 + len(rest)] = rest
+        starts = np.repeat(np.cumsum(side.sizes) - side.sizes, side.sizes)
+        positions[:number], positions[number:] = np.arange(FIRST_POSITION, number + FIRST_POSITION) - starts, PAD_POSITION
+        numbers[:] = np.searchsorted(bounds, np.arange(places), side="right")
     number = len(target.ids)
     target_in[1:number] = target.ids[:-1]
     target_in[np.cumsum(target.sizes) - target.sizes] = EOS

@@ -97,7 +97,8 @@ class EncoderDecoder(nn.Module):
                 layers.append(None)
                 continue
             assert isinstance(layer, DecoderLayer)
-            keys, values = (part.contiguous() for part in layer.cross_attention.project(self.memory(memory, index)))
+            attention = layer.cross_attention
+            keys, values = (part.contiguous() for part in attention.halves(attention.project(self.memory(memory, index))))
             like = keys.new_empty(0, layer.attention.out_proj.in_features)
             layers.append(LayerCache(KeyValues(len(source), num_beams, layer.attention.num_heads, like), (keys, values)))
         return DecoderState(layers=layers, steps=source.new_zeros(len(source)), num_beams=num_beams,

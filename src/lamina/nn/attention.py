@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.nn.cache import KeyValues, Turn
-from lamina.nn.layout import AnyLayout, Layout
+from lamina.nn.layout import AnyLayout, Layout, join_heads, split_heads
 
 
 class Attention(nn.Module):
@@ -23,7 +23,7 @@ class Attention(nn.Module):
 
     def split(self, x: Tensor) -> Tensor:
         """(B, T, D) -> (B, H, T, C)"""
-        return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        return split_heads(x, self.num_heads)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *, may_attend: Tensor | None = None,
                is_causal: bool = False) -> Tensor:
@@ -31,16 +31,9 @@ class Attention(nn.Module):
 
         `may_attend` is True where a query may look, or a bias on the scores that is -inf where it may not.
         """
-        return self.join(F.scaled_dot_product_attention(query, key, value, attn_mask=may_attend, is_causal=is_causal,
-                                                        dropout_p=self.active_dropout_p))
-
-    def attend_by(self, layout: AnyLayout, query: Tensor, key: Tensor, value: Tensor, *, reader: AnyLayout | None = None,
-                  is_causal: bool = False) -> Tensor:
-        """The same where rows are as long as they come; keys lie like `layout`, queries like `reader` or alike."""
-        return self.join(layout.attend(query, key, value, reader=reader, is_causal=is_causal, dropout_p=self.active_dropout_p))
-
-    def join(self, mixed: Tensor) -> Tensor:
-        return self.out_proj(mixed.transpose(1, 2).flatten(2))
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=may_attend, is_causal=is_causal,
+                                               dropout_p=self.active_dropout_p)
+        return self.out_proj(join_heads(mixed))
 
     @property
     def active_dropout_p(self) -> float:
@@ -54,13 +47,12 @@ class SelfAttention(Attention):
         super().__init__(dim, num_heads, dropout_p)
         self.in_proj = nn.Linear(dim, 3 * dim)  # rows: query, key, value
 
-    def forward(self, x: Tensor, layout: AnyLayout) -> Tensor:
-        query, key, value = map(self.split, self.in_proj(x).chunk(3, dim=2))
-        return self.attend_by(layout, query, key, value)
+    def forward(self, x: Tensor, layout: AnyLayout, *, is_causal: bool = False) -> Tensor:
+        return self.out_proj(layout.attend_within(self.in_proj(x), self.num_heads, is_causal=is_causal,
+                                                  dropout_p=self.active_dropout_p))
 
     def causal(self, x: Tensor, layout: AnyLayout) -> Tensor:
-        query, key, value = map(self.split, self.in_proj(x).chunk(3, dim=2))
-        return self.attend_by(layout, query, key, value, is_causal=True)
+        return self(x, layout, is_causal=True)
 
     def read(self, x: Tensor, past: KeyValues) -> Tensor:
         """The first tokens of each text, which all its beams share and go on from. x: (B, T, D)"""
@@ -83,14 +75,23 @@ class MemoryAttention(Attention):
         super().__init__(dim, num_heads, dropout_p)
         self.q_proj = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, projected: tuple[Tensor, Tensor], memory_layout: AnyLayout,
-                layout: AnyLayout | None = None) -> Tensor:
-        """`layout` is that of x, which padded memories do not ask for."""
-        return self.attend_by(memory_layout, self.split(self.q_proj(x)), *projected, reader=layout)
+    def forward(self, x: Tensor, memory: Tensor, memory_layout: AnyLayout, layout: AnyLayout | None = None) -> Tensor:
+        """`memory` is what `project` makes of it. `layout` is that of x, which padded memories do not ask for."""
+        return self.out_proj(memory_layout.attend_across(self.q_proj(x), memory, self.num_heads, reader=layout,
+                                                         dropout_p=self.active_dropout_p))
 
-    def weights(self, x: Tensor, projected: tuple[Tensor, Tensor], memory_layout: Layout) -> Tensor:
+    def halves(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a projected memory. (B, S, 2 * D) -> (B, H, S, C) each"""
+        key, value = map(self.split, memory.chunk(2, dim=2))
+        return key, value
+
+    def step(self, x: Tensor, halves: tuple[Tensor, Tensor], memory_layout: Layout) -> Tensor:
+        """The same as `forward` with keys and values that are kept ready."""
+        return self.attend(self.split(self.q_proj(x)), *halves, may_attend=memory_layout.may_attend)
+
+    def weights(self, x: Tensor, memory: Tensor, memory_layout: Layout, layout: Layout | None = None) -> Tensor:
         """How much each query looks at each key, over all heads. (B, T, S)"""
-        query, key = self.split(self.q_proj(x)), projected[0]
+        query, (key, _) = self.split(self.q_proj(x)), self.halves(memory)
         scores = query.float() @ key.float().transpose(2, 3) * query.size(3) ** -0.5
         return scores.masked_fill(~memory_layout.may_attend, -torch.inf).softmax(dim=-1).mean(dim=1)
 
@@ -102,10 +103,9 @@ class CrossAttention(MemoryAttention):
         super().__init__(dim, num_heads, dropout_p)
         self.kv_proj = nn.Linear(memory_dim, 2 * dim)  # rows: key, value
 
-    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S, D) -> (B, H, S, C) each"""
-        key, value = map(self.split, self.kv_proj(memory).chunk(2, dim=2))
-        return key, value
+    def project(self, memory: Tensor) -> Tensor:
+        """(B, S, D) -> (B, S, 2 * D), keys then values"""
+        return self.kv_proj(memory)
 
 
 class SurfaceAttention(MemoryAttention):
@@ -116,6 +116,6 @@ class SurfaceAttention(MemoryAttention):
         self.k_proj = nn.Linear(memory_dim, dim)
         self.v_proj = nn.Linear(memory_dim, dim)
 
-    def project(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S, D) -> (B, H, S, C) each"""
-        return self.split(self.k_proj(keys)), self.split(self.v_proj(values))
+    def project(self, keys: Tensor, values: Tensor) -> Tensor:
+        """(B, S, D) each -> (B, S, 2 * D)"""
+        return torch.cat((self.k_proj(keys), self.v_proj(values)), dim=2)

@@ -59,14 +59,12 @@ class AttendedSurface(nn.Module):
         self.state = state  # of decoder.states: what asks
         self.has_positions = has_positions
 
-    def start(self, encoder: StackOutput, layout: AnyLayout, ids: Tensor) -> tuple[tuple[Tensor, Tensor], AnyLayout]:
+    def start(self, encoder: StackOutput, layout: AnyLayout, ids: Tensor) -> tuple[Tensor, AnyLayout]:
         values = _surface_values(encoder, has_positions=self.has_positions)
         # Detached: this path should shape the embeddings, not steer the two stacks.
-        keys, values = self.attention.project(encoder.final.detach(), values)
-        return (keys.contiguous(), values.contiguous()), layout
+        return self.attention.project(encoder.final.detach(), values), layout
 
-    def forward(self, decoder: StackOutput, source: tuple[tuple[Tensor, Tensor], AnyLayout],
-                layout: AnyLayout | None) -> Tensor:
+    def forward(self, decoder: StackOutput, source: tuple[Tensor, AnyLayout], layout: AnyLayout | None) -> Tensor:
         query = decoder.states[self.state]
         assert query is not None, "the decoder keeps the state that asks"
         return self.attention(query.detach(), *source, layout)  # (B, T, D)
@@ -95,7 +93,7 @@ class PooledSurface(nn.Module):
 
     def _pooled_by_sentence(self, words: Tensor, is_word: Tensor, layout: PackedLayout) -> Tensor:
         """words: (1, N, D), is_word: (1, N, 1) -> (sentences and one more, D), as PackedLayout numbers them"""
-        numbers, size = layout.sentences(), len(layout.bounds) + 1
+        numbers, size = layout.sentences.long(), len(layout.bounds) + 1
         if self.is_mean:
             sums, counts = (part.new_zeros(size, part.size(2)).index_add(0, numbers, part[0]) for part in (words, is_word))
             return sums / counts.clamp(min=1)
@@ -104,7 +102,7 @@ class PooledSurface(nn.Module):
 
     def forward(self, decoder: StackOutput, source: Tensor, layout: AnyLayout | None) -> Tensor:
         if isinstance(layout, PackedLayout):
-            return source[layout.sentences()].transpose(0, 1)  # (1, N, D)
+            return source[layout.sentences].transpose(0, 1)  # (1, N, D)
         return source.expand_as(decoder.final)
 
 

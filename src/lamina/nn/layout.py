@@ -4,13 +4,19 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lamina.nn.packed_attention import packed_attention
 from lamina.rows import PAD_POSITION, Packed, Rows
+
+# Up to this length of a sentence, tiles that hold several are faster than a tile for each; measured on an H200.
+LONGEST_OF_TILES = 256
+HAS_TRITON = find_spec("triton") is not None
 
 
 class Layout(NamedTuple):
@@ -39,12 +45,20 @@ class Layout(NamedTuple):
         is_token = (~self.is_pad).to(torch.long)
         return is_token.cumsum(dim=1) * is_token + PAD_POSITION
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, reader: AnyLayout | None = None, is_causal: bool = False,
-               dropout_p: float = 0.0) -> Tensor:
-        """Keys and values lie like this; the queries, of the same rows, like `reader`. (B, H, T, C) -> (B, H, T, C)"""
+    def attend_within(self, qkv: Tensor, num_heads: int, *, is_causal: bool = False, dropout_p: float = 0.0) -> Tensor:
+        """Every row looks at itself. qkv: (B, T, 3 * D), queries then keys then values -> (B, T, D)"""
+        query, key, value = (split_heads(part, num_heads) for part in qkv.chunk(3, dim=2))
         # Rows are padded on the right, so no token ever looks at a pad: the causal kernel needs no other mask.
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=None if is_causal else self.may_attend,
-                                              is_causal=is_causal, dropout_p=dropout_p)
+        return join_heads(F.scaled_dot_product_attention(query, key, value, attn_mask=None if is_causal else self.may_attend,
+                                                         is_causal=is_causal, dropout_p=dropout_p))
+
+    def attend_across(self, query: Tensor, memory: Tensor, num_heads: int, *, reader: AnyLayout | None = None,
+                      dropout_p: float = 0.0) -> Tensor:
+        """Queries of other rows, which lie like `reader`, look at these. query: (B, T, D), memory: (B, S, 2 * D), keys then
+        values -> (B, T, D)"""
+        key, value = (split_heads(part, num_heads) for part in memory.chunk(2, dim=2))
+        return join_heads(F.scaled_dot_product_attention(split_heads(query, num_heads), key, value, attn_mask=self.may_attend,
+                                                         dropout_p=dropout_p))
 
 
 class PackedLayout(NamedTuple):
@@ -56,39 +70,56 @@ class PackedLayout(NamedTuple):
 
     is_pad: Tensor  # (1, N)
     position_ids: Tensor  # (1, N)
-    bounds: Tensor  # (R + 1,), int32: sentence i lies at bounds[i] : bounds[i + 1]; of those that are not there, both are N
+    sentences: Tensor  # (N,), int32: the number of each token's sentence, from 1
+    bounds: Tensor  # (R + 1,), int32: sentence i lies at bounds[i - 1] : bounds[i]; of those that are not there, both are N
     longest: int  # no sentence is longer
 
     def positions(self) -> Tensor:
         return self.position_ids
 
-    def sentences(self) -> Tensor:
-        """The number of each token's sentence. (N,)"""
-        places = torch.arange(self.is_pad.size(1), device=self.bounds.device, dtype=self.bounds.dtype)
-        return torch.searchsorted(self.bounds, places, right=True)
+    def attend_within(self, qkv: Tensor, num_heads: int, *, is_causal: bool = False, dropout_p: float = 0.0) -> Tensor:
+        """As for padded rows: every sentence looks at itself. (1, N, 3 * D) -> (1, N, D)"""
+        return self._attend(qkv[0], None, self, num_heads, is_causal=is_causal, dropout_p=dropout_p)[None]
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, reader: AnyLayout | None = None, is_causal: bool = False,
-               dropout_p: float = 0.0) -> Tensor:
-        """As for padded rows: sentence i of the reader looks at sentence i here. (1, H, N, C) -> (1, H, N, C)"""
-        reader = self if reader is None else reader
-        assert isinstance(reader, PackedLayout), "packed rows read packed rows"
+    def attend_across(self, query: Tensor, memory: Tensor, num_heads: int, *, reader: AnyLayout | None = None,
+                      dropout_p: float = 0.0) -> Tensor:
+        """Sentence i of the reader looks at sentence i here. (1, N, D), (1, M, 2 * D) -> (1, N, D)"""
+        assert isinstance(reader, PackedLayout), "packed rows are read by packed rows"
+        return self._attend(query[0], memory[0], reader, num_heads, dropout_p=dropout_p)[None]
+
+    def _attend(self, query: Tensor, memory: Tensor | None, reader: PackedLayout, num_heads: int, *, is_causal: bool = False,
+                dropout_p: float) -> Tensor:
+        if query.is_cuda and query.dtype != torch.float32 and self.longest <= LONGEST_OF_TILES and HAS_TRITON:
+            return packed_attention(query, memory, reader.sentences, reader.bounds, self.sentences, self.bounds, num_heads,
+                                    is_causal, dropout_p)[0]
+        parts = query.chunk(3, dim=1) if memory is None else (query, *memory.chunk(2, dim=1))
         if query.is_cuda and query.dtype != torch.float32:
             # The kernel behind torch.nn.attention.varlen, called directly for its dropout.
-            mixed = torch.ops.aten._flash_attention_forward(
-                *(part.transpose(1, 2)[0] for part in (query, key, value)), reader.bounds, self.bounds, reader.longest,
-                self.longest, dropout_p, is_causal, False)[0]  # (N, H, C)
-            return mixed.transpose(0, 1)[None]
-        may_attend = reader.sentences()[:, None] == self.sentences()
+            return torch.ops.aten._flash_attention_forward(
+                *(part.unflatten(1, (num_heads, -1)) for part in parts), reader.bounds, self.bounds, reader.longest,
+                self.longest, dropout_p, is_causal, False)[0].flatten(1)
+        may_attend = reader.sentences[:, None] == self.sentences
         if is_causal:
             may_attend = may_attend.tril()
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=may_attend, dropout_p=dropout_p)
+        query, key, value = (split_heads(part[None], num_heads) for part in parts)
+        return join_heads(F.scaled_dot_product_attention(query, key, value, attn_mask=may_attend, dropout_p=dropout_p))[0]
 
 
 AnyLayout = Layout | PackedLayout
 
 
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, T, D) -> (B, H, T, C)"""
+    return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """(B, H, T, C) -> (B, T, D)"""
+    return x.transpose(1, 2).flatten(2)
+
+
 def lay_out(rows: Rows, pad_id: int) -> tuple[Tensor, AnyLayout]:
     """The ids, and how they lie."""
     if isinstance(rows, Packed):
-        return rows.ids, PackedLayout(rows.ids.eq(pad_id), rows.positions, rows.bounds, rows.longest)
+        return rows.ids, PackedLayout(rows.ids.eq(pad_id), rows.positions, rows.sentences, rows.bounds, rows.longest)
     return rows, Layout.of_ids(rows, pad_id)

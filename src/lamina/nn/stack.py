@@ -15,7 +15,7 @@ from lamina.nn.attention import CrossAttention, SelfAttention
 from lamina.nn.cache import KeyValues, LayerCache, Turn
 from lamina.nn.embedding import Embedded
 from lamina.nn.feed_forward import FeedForward
-from lamina.nn.layout import AnyLayout
+from lamina.nn.layout import AnyLayout, Layout
 
 
 class StackOutput(NamedTuple):
@@ -80,17 +80,17 @@ class DecoderLayer(nn.Module):
         self.ffn_residual = ffn_residual
 
     def forward(self, x: Tensor, layout: AnyLayout, memory: Tensor, memory_layout: AnyLayout) -> Tensor:
-        return self._run(x, lambda x: self.attention.causal(x, layout), self.cross_attention.project(memory), memory_layout,
-                         layout)
+        projected = self.cross_attention.project(memory)
+        return self._run(x, lambda x: self.attention.causal(x, layout),
+                         lambda x: self.cross_attention(x, projected, memory_layout, layout))
 
-    def step(self, x: Tensor, cache: LayerCache, turn: Turn, memory_layout: AnyLayout) -> Tensor:
+    def step(self, x: Tensor, cache: LayerCache, turn: Turn, memory_layout: Layout) -> Tensor:
         """The next token of each beam. x: (B, K, D)"""
-        return self._run(x, lambda x: self.attention.step(x, cache.past, turn), cache.memory, memory_layout)
+        return self._run(x, lambda x: self.attention.step(x, cache.past, turn),
+                         lambda x: self.cross_attention.step(x, cache.memory, memory_layout))
 
-    def _run(self, x: Tensor, attend: Callable[[Tensor], Tensor], projected: tuple[Tensor, Tensor],
-             memory_layout: AnyLayout, layout: AnyLayout | None = None) -> Tensor:
-        x = self.attn_residual(x, attend)
-        x = self.cross_residual(x, lambda x: self.cross_attention(x, projected, memory_layout, layout))
+    def _run(self, x: Tensor, attend: Callable[[Tensor], Tensor], read: Callable[[Tensor], Tensor]) -> Tensor:
+        x = self.cross_residual(self.attn_residual(x, attend), read)
         return self.ffn_residual(x, self.ffn)
 
 

@@ -7,9 +7,8 @@ on anything that only the host knows.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any, Generic, TypeVar
@@ -31,15 +30,18 @@ COMPILED_PARTS = (EncoderLayer, CausalLayer, DecoderLayer, InputEmbedding)
 T = TypeVar("T")
 
 
+def warm_up(compute: Callable[[], object], stream: torch.cuda.Stream) -> None:
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UPS):
+            compute()
+    torch.cuda.current_stream().wait_stream(stream)
+
+
 class Recorded(Generic[T]):
     """The kernels of one call, and where they leave its result."""
 
     def __init__(self, compute: Callable[[], T], pool: Any, stream: torch.cuda.Stream) -> None:
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UPS):
-                compute()
-        torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool, stream=stream):
             self.result = compute()
@@ -56,43 +58,32 @@ class Recorder:
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream()
 
-    def __call__(self, compute: Callable[[], T]) -> Recorded[T]:
+    def __call__(self, compute: Callable[[], T], *, is_warm: bool = False) -> Recorded[T]:
+        if not is_warm:
+            warm_up(compute, self.stream)
         return Recorded(compute, self.pool, self.stream)
 
 
-class CapturedPasses:
-    """One recording for each shape that has been seen before."""
+class StaticBatches:
+    """For each shape that comes again, one batch whose memory stays; others are copied into it."""
 
-    def __init__(self, compute: Callable[[AnyBatch], None], recorder: Recorder, note: Callable[[str], None]) -> None:
-        self.compute = compute
-        self.recorder = recorder
-        self.note = note
+    def __init__(self) -> None:
         self._seen: Counter[Any] = Counter()
-        self._recorded: dict[Any, tuple[dict[str, Tensor], Recorded[None]]] = {}
+        self._tensors: dict[Any, dict[str, Tensor]] = {}
 
-    def is_worth_recording(self, batch: AnyBatch) -> bool:
-        """Whether a pass over this batch has a recording, or should have: its shape has come before."""
+    def hold(self, batch: AnyBatch) -> AnyBatch | None:
+        """The batch again, in memory that stays; None if its shape is not known to come again."""
         key = shape_of(batch)
-        self._seen[key] += 1
-        return key in self._recorded or (self._seen[key] > 1 and len(self._recorded) < MAX_SHAPES)
-
-    def is_recorded(self, batch: AnyBatch) -> bool:
-        return shape_of(batch) in self._recorded
-
-    def record(self, batch: AnyBatch) -> None:
-        """Runs the pass a few times: whoever asks for it puts the gradient right again."""
-        started = time.perf_counter()
-        own = {name: tensor.clone() for name, tensor in tensors_of(batch).items()}
-        static = replace(batch, **own)  # type: ignore[type-var]
-        self._recorded[shape_of(batch)] = own, self.recorder(lambda: self.compute(static))
-        torch.cuda.synchronize()
-        self.note(f"recorded the update for batches of this shape in {time.perf_counter() - started:.1f} s")
-
-    def replay(self, batch: AnyBatch) -> None:
-        own, recorded = self._recorded[shape_of(batch)]
+        if key not in self._tensors:
+            self._seen[key] += 1
+            is_known = self._seen[key] > 1 or getattr(batch, "recurs", False)
+            if not is_known or len(self._tensors) == MAX_SHAPES:
+                return None
+            self._tensors[key] = {name: torch.empty_like(tensor) for name, tensor in tensors_of(batch).items()}
+        own = self._tensors[key]
         for name, tensor in tensors_of(batch).items():
             own[name].copy_(tensor, non_blocking=True)
-        recorded.replay()
+        return replace(batch, **own)  # type: ignore[type-var]
 
 
 def tensors_of(batch: AnyBatch) -> dict[str, Tensor]:
@@ -106,19 +97,18 @@ def shape_of(batch: AnyBatch) -> tuple[Any, ...]:
             getattr(batch, "longest", None))
 
 
-class CompiledParts:
-    """A model's layers and embeddings as the compiler makes them, in place of the plain ones while `in_use`."""
+def compiled_parts(model: nn.Module) -> dict[nn.Module, Any]:
+    """What to run instead of a model's layers and embeddings; the compiler works when it is first run."""
+    return {part: torch.compile(part.forward, dynamic=False) for part in model.modules() if isinstance(part, COMPILED_PARTS)}
 
-    def __init__(self, model: nn.Module) -> None:
-        self._forwards: dict[nn.Module, Any] = {part: torch.compile(part.forward, dynamic=False) for part in model.modules()
-                          if isinstance(part, COMPILED_PARTS)}
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        for part, forward in self._forwards.items():
-            part.forward = forward
-        try:
-            yield
-        finally:
-            for part in self._forwards:
-                del part.forward
+@contextmanager
+def replaced(forwards: Mapping[nn.Module, Any]) -> Iterator[None]:
+    """Inside, these modules run other functions than their own."""
+    for part, forward in forwards.items():
+        part.forward = forward
+    try:
+        yield
+    finally:
+        for part in forwards:
+            del part.forward

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +11,8 @@ from torch import Tensor
 from lamina.config.train import OptimizationConfig, PrecisionConfig
 from lamina.data.batching import AnyBatch
 from lamina.nn.stack import ALL_RUN, Runs
-from lamina.train.captured import CapturedPasses, CompiledParts, Recorder
+from lamina.train.captured import Recorder
+from lamina.train.captured_passes import CapturedPasses
 from lamina.train.loss import batch_loss
 from lamina.train.memory import MemoryLimit
 from lamina.train.optim import build_optimizer
@@ -55,18 +55,16 @@ class Updater:
         self.sums = torch.zeros(2, device=device)  # of loss and nll, over the batches of an update
         self.lr, self.share = (torch.zeros((), device=device, dtype=torch.float64) for _ in range(2))
         self._take_step: Callable[[], Tensor] = self._step
-        self._passes: CapturedPasses | None = None
-        self._parts: CompiledParts | None = None
+        self._captured: CapturedPasses | None = None
         if device.type == "cuda" and type(self.weights) is FlatWeights and dtype != torch.float32 and precision.cuda_graphs:
             self._capture(is_compiled=precision.compiles, note=note)
 
     def _capture(self, *, is_compiled: bool, note: Callable[[str], None]) -> None:
-        """From now on updates are recorded once their shape comes again; the optimizer's step at its second time."""
+        """From now on passes are recorded when their shape is known to come again, and the step at its second time."""
         recorder = Recorder()
+        self._captured = CapturedPasses(self.model, self.weights, self._backward, recorder, note, is_compiled=is_compiled)
         if is_compiled:
-            self._parts = CompiledParts(self.model)
             self._move_ = torch.compile(self._move_, dynamic=False)  # type: ignore[method-assign]
-        self._passes = CapturedPasses(self._static_pass, recorder, note)
 
         def recorded_step() -> Tensor:
             saved = [tensor.clone() for tensor in self._state()]
@@ -108,7 +106,7 @@ class Updater:
 
     def _result(self, numbers: Tensor, num_tokens: int, num_sentences: int) -> UpdateResult:
         arrival = None
-        if self._passes is not None:
+        if self._captured is not None:
             # The next update writes to the same memory, and the host should not have to wait for it to read this one.
             on_host = torch.empty(numbers.shape, pin_memory=True)
             numbers = on_host.copy_(numbers, non_blocking=True)
@@ -167,30 +165,17 @@ class Updater:
         return own
 
     def _run_pass(self, batch: AnyBatch, seed: int, runs: Runs, *, is_filler: bool, is_first: bool) -> None:
-        passes = self._passes if runs == ALL_RUN and self._passes and self._passes.is_worth_recording(batch) else None
-        if passes is not None and not passes.is_recorded(batch):
-            saved = self.weights.grad.clone(), self.sums.clone()
-            passes.record(batch)
-            for tensor, value in zip((self.weights.grad, self.sums), saved, strict=True):
-                tensor.copy_(value)
+        replay = None if self._captured is None else self._captured.find(batch, runs, self.sums)
         if is_first:
             torch.manual_seed(seed)
-        if passes is not None:
-            passes.replay(batch)
+        if replay is not None:
+            replay()
         else:
-            self._pass(batch, runs, is_filler=is_filler)
+            self._backward(batch, runs, is_filler=is_filler)
+            self.weights.collect_grad_()
 
-    def _static_pass(self, batch: AnyBatch) -> None:
-        with self.weights.gathering(), self._parts.in_use() if self._parts is not None else nullcontext():
-            self._backward(batch)
-        self.weights.collect_grad_()
-
-    def _pass(self, batch: AnyBatch, runs: Runs, *, is_filler: bool) -> None:
-        self._backward(batch, runs, is_filler=is_filler)
-        self.weights.collect_grad_()
-
-    def _backward(self, batch: AnyBatch, runs: Runs = ALL_RUN, *, is_filler: bool = False) -> None:
-        sums = batch_loss(self.model, batch, self.optimization.criterion, runs, is_compiled=self._parts is not None)
+    def _backward(self, batch: AnyBatch, runs: Runs = ALL_RUN, *, is_filler: bool = False, is_compiled: bool = False) -> None:
+        sums = batch_loss(self.model, batch, self.optimization.criterion, runs, is_compiled=is_compiled)
         (sums.loss * (0.0 if is_filler else self.scale.value)).backward()
         if not is_filler:
             self.sums += torch.stack([sums.loss.detach(), sums.nll])

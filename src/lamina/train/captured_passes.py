@@ -1,0 +1,94 @@
+"""Forward and backward passes as recordings: whole ones, or layer by layer where not all layers run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lamina.data.batching import AnyBatch
+from lamina.nn.adaptive import AdaptiveHead
+from lamina.nn.stack import ALL_RUN, Runs
+from lamina.train.captured import Recorded, Recorder, StaticBatches, compiled_parts, replaced, shape_of
+from lamina.train.layer_graphs import LayerGraphs
+from lamina.train.weights import FlatWeights
+
+# A pass over a batch, as train/update.py does it eagerly.
+Backward = Callable[..., None]
+
+
+class CapturedPasses:
+    def __init__(self, model: nn.Module, weights: FlatWeights, backward: Backward, recorder: Recorder,
+                 note: Callable[[str], None], *, is_compiled: bool) -> None:
+        self.model = model
+        self.weights = weights
+        self.backward = backward
+        self.recorder = recorder
+        self.note = note
+        self._is_compiled, self._is_off = is_compiled, False
+        self._batches = StaticBatches()
+        self._parts: dict[nn.Module, Any] = compiled_parts(model) if is_compiled else {}
+        self._whole: dict[Any, Recorded[None]] = {}
+        self._layers: dict[Any, LayerGraphs] = {}
+        # Which words fall into which band of an adaptive softmax, the host alone knows.
+        self._can_be_whole = not isinstance(getattr(model, "head", None), AdaptiveHead)
+
+    def find(self, batch: AnyBatch, runs: Runs, sums: Tensor) -> Callable[[], None] | None:
+        """What to call for a pass over this batch, recorded now if need be; None if its shape may never come again."""
+        static = None if self._is_off else self._batches.hold(batch)
+        if static is None:
+            return None
+        key, is_whole = shape_of(batch), self._can_be_whole and runs == ALL_RUN
+        if key not in (self._whole if is_whole else self._layers):
+            # Recording runs passes for nothing: what they add to is put right again.
+            saved = self.weights.grad.clone(), sums.clone()
+            is_recorded = self._record(key, static, is_whole=is_whole)
+            self.weights.forget_grad_()
+            for tensor, value in zip((self.weights.grad, sums), saved, strict=True):
+                tensor.copy_(value)
+            if not is_recorded:
+                return None
+        return self._whole[key].replay if is_whole else partial(self._pass_by_layers, static, runs, self._layers[key])
+
+    def _record(self, key: Any, batch: AnyBatch, *, is_whole: bool) -> bool:
+        """Whether it worked; if not, what stood in the way is off from now on."""
+        started = time.perf_counter()
+        try:
+            if is_whole:
+                self._whole[key] = self.recorder(partial(self._pass, batch))
+            else:
+                self._layers[key] = self._layer_graphs(batch)
+            torch.cuda.synchronize()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            # Whatever a compiler or a driver says: an update that is not recorded is slower, and as right.
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            if self._is_compiled:
+                self.note(f"--compile is off, since it failed: {reason}")
+                self._is_compiled, self._parts = False, {}
+                return self._record(key, batch, is_whole=is_whole)
+            self.note(f"--cuda-graphs is off, since it failed: {reason}")
+            self._is_off = True
+            return False
+        self.note(f"recorded {'updates' if is_whole else 'the layers'} for batches of this shape, in "
+                  f"{time.perf_counter() - started:.1f} s")
+        return True
+
+    def _pass(self, batch: AnyBatch) -> None:
+        with self.weights.gathering(), replaced(self._parts):
+            self.backward(batch, is_compiled=self._is_compiled)
+        self.weights.collect_grad_()
+
+    def _layer_graphs(self, batch: AnyBatch) -> LayerGraphs:
+        return LayerGraphs(self.model, self._parts, self.weights.compute_grads(), self.recorder,
+                           partial(self.model, *batch.inputs))
+
+    def _pass_by_layers(self, batch: AnyBatch, runs: Runs, layers: LayerGraphs) -> None:
+        with replaced({**self._parts, **layers.graphs}):
+            self.backward(batch, runs, is_compiled=self._is_compiled)
+        self.weights.collect_grad_()

@@ -1,0 +1,173 @@
+"""Recorded updates are the eager ones: packed attention, whole passes, layer by layer, compiled or not."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lamina.config.init import Admin
+from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.data.packing import PackedShape, Sentences, packed
+from lamina.models.build import build_model
+from lamina.nn.layout import PackedLayout, lay_out
+from lamina.nn.stack import ALL_RUN, Runs
+from lamina.text.vocabulary import EOS, PAD
+from lamina.train.update import Updater
+from tiny import FUSIONS, VOCABULARY_SIZE, tiny_config
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+OPTIMIZATION = OptimizationConfig(criterion=LabelSmoothedCrossEntropy(smoothing=0.1), lr=(1e-3,), clip_norm=1.0)
+SHAPE = PackedShape(places=256, max_sentences=24)
+
+
+def batch_of(seed: int, longest: int = 20, shape: PackedShape = SHAPE):
+    random = np.random.default_rng(seed)
+    sides = []
+    for _ in range(2):
+        sizes = random.integers(1, longest, 14) + 1
+        ids = random.integers(4, VOCABULARY_SIZE, sizes.sum())
+        ids[np.cumsum(sizes) - 1] = EOS
+        sides.append(Sentences(ids, sizes))
+    return packed(*sides, shape, range(14)).to(torch.device("cuda"))
+
+
+def updater(parts: dict | None = None, *, dtype: torch.dtype = torch.bfloat16, dropout_p: float = 0.0, **precision) -> Updater:
+    torch.manual_seed(1)
+    config = tiny_config(num_layers=3, dropout_p=dropout_p, **(parts or {}))
+    model = build_model(config, VOCABULARY_SIZE, VOCABULARY_SIZE).cuda()
+    return Updater(model, OPTIMIZATION, PrecisionConfig(**precision), dtype, note=print)
+
+
+def train(of: Updater, *, runs=lambda number: ALL_RUN, updates: int = 6, per_update: int = 1) -> list[list[float]]:
+    results = [of.update([batch_of(number * per_update + place) for place in range(per_update)], 1e-3, 100 + number,
+                         runs(number)) for number in range(updates)]
+    torch.cuda.synchronize()
+    return [result.numbers.tolist() for result in results]
+
+
+def assert_close(found: list[list[float]], expected: list[list[float]], tolerance: float = 0.02) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, rel=tolerance)
+
+
+@pytest.mark.parametrize("longest", [20, 400], ids=["tiles of several", "one after the other"])
+@pytest.mark.parametrize(("num_heads", "channels"), [(2, 8), (4, 128), (8, 64)])
+@pytest.mark.parametrize("kind", ["within", "causal", "across"])
+def test_packed_attention(longest, num_heads, channels, kind):
+    shape = PackedShape(places=5120 if longest > 20 else 256, max_sentences=24)
+    source, target = (lay_out(side, PAD)[1] for side in batch_of(0, longest, shape).inputs)
+    assert isinstance(source, PackedLayout)
+    torch.manual_seed(0)
+    width = num_heads * channels
+    inputs = [torch.randn(1, shape.places, size * width, device="cuda").bfloat16().requires_grad_()
+              for size in ([1, 2] if kind == "across" else [3])]
+
+    def attend(*tensors):
+        if kind == "across":
+            return source.attend_across(*tensors, num_heads, reader=target)
+        return target.attend_within(*tensors, num_heads, is_causal=kind == "causal")
+
+    found = attend(*inputs)
+    wide = [tensor.detach().float().requires_grad_() for tensor in inputs]
+    expected = attend(*wide)  # float32 takes the plain kernel with a mask
+    weight = torch.randn_like(expected)
+    gradients = torch.autograd.grad(found, inputs, weight.bfloat16())
+    expected_gradients = torch.autograd.grad(expected, wide, weight)
+    for one, other in zip((found, *gradients), (expected, *expected_gradients), strict=True):
+        assert float((one.float() - other).norm() / other.norm()) < 0.01
+
+
+def test_dropout_of_packed_attention_keeps_the_mean_and_its_gradient():
+    _, target = (lay_out(side, PAD)[1] for side in batch_of(0).inputs)
+    torch.manual_seed(0)
+    qkv = torch.randn(1, 256, 3 * 64, device="cuda").bfloat16()
+    plain = target.attend_within(qkv, 2).float()
+    draws = torch.stack([target.attend_within(qkv, 2, dropout_p=0.2).float() for _ in range(400)])
+    assert float((draws.mean(dim=0) - plain).norm() / plain.norm()) < 0.05
+    assert float((draws[0] - plain).norm() / plain.norm()) > 0.1
+    # The output is linear in the values: so is the gradient, under the same mask.
+    values = qkv.clone().requires_grad_()
+    torch.manual_seed(7)
+    out = target.attend_within(values, 2, dropout_p=0.2)
+    (gradient,) = torch.autograd.grad(out, values, torch.ones_like(out))
+    by_values = (gradient.float() * qkv.float())[..., 128:].sum()
+    torch.testing.assert_close(by_values, out.detach().float().sum(), rtol=0.02, atol=2.0)
+
+
+@pytest.mark.parametrize("parts", [{}, {"init": Admin()}, *FUSIONS.values()], ids=["plain", "admin", *FUSIONS])
+def test_recorded_updates_are_the_eager_ones(parts):
+    eager, recorded = updater(parts, cuda_graphs=False), updater(parts, compiles=False)
+    assert_close(train(recorded), train(eager))
+    torch.testing.assert_close(recorded.weights.master, eager.weights.master, rtol=0.02, atol=5e-3)
+
+
+@pytest.mark.parametrize("name", ["plain", "both"])
+def test_compiled_updates_are_the_eager_ones(name, capsys):
+    parts = FUSIONS.get(name, {})
+    eager, compiled = updater(parts, cuda_graphs=False), updater(parts)
+    assert_close(train(compiled), train(eager))
+    torch.testing.assert_close(compiled.weights.master, eager.weights.master, rtol=0.02, atol=5e-3)
+    assert "is off" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("name", ["plain", "both"])
+def test_layers_recorded_one_by_one_may_be_skipped(name, compiles, capsys):
+    def runs(number: int) -> Runs:
+        random = np.random.default_rng(number)
+        return Runs(tuple(random.random(3) < 0.6), tuple(random.random(3) < 0.6))
+
+    parts = FUSIONS.get(name, {})
+    eager, recorded = updater(parts, cuda_graphs=False), updater(parts, compiles=compiles)
+    assert_close(train(recorded, runs=runs), train(eager, runs=runs))
+    torch.testing.assert_close(recorded.weights.master, eager.weights.master, rtol=0.02, atol=5e-3)
+    out = capsys.readouterr().out
+    assert "recorded the layers" in out
+    assert "is off" not in out
+
+
+def test_gradients_of_several_batches_and_float16():
+    eager, recorded = (updater(dtype=torch.float16, fp16=True, compiles=False, cuda_graphs=graphs) for graphs in (False, True))
+    assert_close(train(recorded, per_update=3), train(eager, per_update=3))
+    torch.testing.assert_close(recorded.weights.master, eager.weights.master, rtol=0.02, atol=5e-3)
+
+
+def test_an_overflow_is_skipped_inside_the_recording():
+    recorded = updater(dtype=torch.float16, fp16=True, fp16_init_scale=2.0**40, compiles=False)
+    numbers = train(recorded, updates=30)
+    taken = [row[4] for row in numbers]
+    assert taken[0] == 0.0
+    assert taken[-1] == 1.0
+    assert numbers[1][3] == numbers[0][3] / 2
+    assert recorded.weights.master.isfinite().all()
+
+
+def test_dropout_is_drawn_anew_for_each_update_and_again_for_the_same_one():
+    first, second = (train(updater(dropout_p=0.3, compiles=False)) for _ in range(2))
+    assert_close(first, second, 1e-3)
+    other = updater(dropout_p=0.3, compiles=False)
+    same_batch = [other.update([batch_of(0)], 0.0, seed) for seed in range(5)]
+    torch.cuda.synchronize()
+    assert len({result.numbers[0].item() for result in same_batch}) == 5
+
+
+def test_memory_that_runs_out_cuts_a_packed_batch():
+    whole, cut = updater(compiles=False), updater(compiles=False)
+    cut.memory.trying = batch_of(0)
+    assert cut.memory.can_cut_smaller()
+    assert_close(train(cut), train(whole))
+
+
+def test_the_compiled_loss_is_the_plain_one():
+    from lamina.train.loss import _score_chunk, compiled_chunk
+
+    torch.manual_seed(0)
+    scores = torch.randn(64, 1000, device="cuda").bfloat16()
+    target, weight = torch.randint(1000, (64,), device="cuda"), torch.rand(64, device="cuda")
+    expected = _score_chunk(scores.clone(), target, weight, 0.1, True)
+    found = compiled_chunk()(scores, target, weight, 0.1, True)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.01, atol=1e-3)
+    plain = F.cross_entropy(scores.float(), target, label_smoothing=0.1, reduction="none")
+    torch.testing.assert_close(found[0], plain, rtol=1e-3, atol=1e-3)
