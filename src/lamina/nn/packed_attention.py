@@ -18,7 +18,7 @@ from torch import Tensor
 # Queries and keys of a tile, and warps that work on it, by measurement on an H200.
 FORWARD_TILES = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4}
 QUERY_TILES = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4}
-MEMORY_TILES = {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4}
+MEMORY_TILES = {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 2}
 
 
 @torch.library.custom_op("lamina::packed_attention", mutates_args=())
