@@ -214,7 +214,8 @@ def test_a_model_without_numbers_is_noticed(path):
     found = translator.translate(["the boat", "", "a bird"], warn=warnings.append, **OPTIONS)
     assert texts(found) == ["", "", ""]
     (warning,) = warnings
-    assert warning.startswith("2 of 2 sentences have no result") and "--fp32" in warning
+    assert warning.startswith("2 of 2 sentences have no result")
+    assert "--fp32" in warning
 
 
 @pytest.mark.skipif(not can_prepack(), reason="no oneDNN kernels here")
