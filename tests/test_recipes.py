@@ -1,4 +1,4 @@
-"""The recipes are what `lamina train --config` takes, and say what their pages say."""
+"""`lamina train --config` takes a recipe's `train`, and the recipes say what their pages say; tests/recipes/ has the rest."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from lamina.config.parser import parse, resolve
 from lamina.config.train import TrainConfig
 from tiny import TINY_FLAGS, make_data
 
-RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+RECIPES = [Path(__file__).parents[1] / "recipes" / f"{name}.yaml" for name in ("cnn_dm", "dialogsum", "gec")]
 
 
 def read(path, *flags):
@@ -19,16 +19,11 @@ def read(path, *flags):
     return resolve(TrainConfig, given)
 
 
-def test_there_are_recipes():
-    assert [path.stem for path in RECIPES] == ["cnn_dm", "dialogsum", "gec"]
-
-
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_parses_and_flags_win_over_it(path):
     config = read(path, "--max-update", "7")
     assert config.optimization.max_update == 7
     assert config.model.embedding.share_all
-    assert config.saving.save_dir == f"checkpoints/{path.stem}"
 
 
 def test_what_the_recipes_are_for():

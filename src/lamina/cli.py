@@ -50,6 +50,14 @@ COMMANDS = {
                               "show what a model's decoder and softmax read of its encoder, as figures on a page"),
     "analyze depth": Command("lamina.config.analyze:AnalyzeDepthConfig", "lamina.commands.analyze_depth:run",
                              "show what makes a model hard to train deep, as figures on a page"),
+    "recipe list": Command("lamina.config.recipe:RecipeListConfig", "lamina.commands.recipe:show_list",
+                           "show the experiments that there are"),
+    "recipe run": Command("lamina.config.recipe:RecipeRunConfig", "lamina.commands.recipe:run",
+                          "run an experiment from downloads to a row of results, or go on where it stopped"),
+    "recipe prepare": Command("lamina.config.recipe:RecipePrepareConfig", "lamina.commands.recipe:prepare",
+                              "turn a corpus as it is downloaded into the text that `lamina preprocess` takes"),
+    "recipe table": Command("lamina.config.recipe:RecipeTableConfig", "lamina.commands.recipe:show_table",
+                            "show a results file as tables"),
     "demo": Command("lamina.config.demo:DemoConfig", "lamina.commands.demo:run",
                     "train and try a small English-Romanian model in minutes, no download"),
 }
@@ -81,14 +89,14 @@ def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
     if kinds and rest and rest[0] in kinds:
         return f"{first} {rest[0]}", rest[1:]
     if kinds:
-        raise ConfigError(f"`lamina {first}` must be told what to {first}: {' or '.join(kinds)}. See `lamina {first} --help`.")
+        raise ConfigError(f"`lamina {first}` must be followed by {' or '.join(kinds)}. See `lamina {first} --help`.")
     hint = suggestion(first, COMMANDS).replace("--", "")
     raise ConfigError(f"there is no command {words[0]!r}.{hint} `lamina --help` lists them.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    return guarded(lambda: _main(words))
+    return guarded(lambda: execute(words))
 
 
 def guarded(work: Callable[[], int | None]) -> int:
@@ -112,7 +120,8 @@ def guarded(work: Callable[[], int | None]) -> int:
         return 130
 
 
-def _main(words: list[str]) -> int:
+def execute(words: list[str]) -> int:
+    """Run a command; what goes wrong is raised, for whoever can do more about it than print it."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0

@@ -130,7 +130,8 @@ start. All options are those of the new command line: what it leaves out takes i
 
 ## A recipe instead of a long line
 
-`--config recipe.yaml` reads flat `flag: value` lines; flags on the command line win over it. `lamina train ...
+`--config recipe.yaml` reads flat `flag: value` lines, or the `train` section of a [recipe](recipes.md); flags on the command
+line win over it. `lamina train ...
 --print-config` prints the resolved configuration in that form and stops, so any line can be turned into a recipe. A recipe
 takes an option's main name, with `-` or `_`, and `no-NAME` for a switch; aliases and retired options are for the command
 line only."""

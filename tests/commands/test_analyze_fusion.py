@@ -154,4 +154,4 @@ def test_groups_of_commands(capsys):
         assert "analyze fusion" in output
         assert "preprocess" not in output
     assert main(["analyze", "nothing"]) == 2
-    assert "`lamina analyze` must be told what to analyze: fusion" in capsys.readouterr().err
+    assert "`lamina analyze` must be followed by fusion" in capsys.readouterr().err

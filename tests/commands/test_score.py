@@ -204,3 +204,16 @@ def test_corrections(folder, capsys):
 def test_what_corrections_need(folder, capsys, words, message):
     (folder / "edits.m2").write_text("S the cat sat\n")
     assert message in error(capsys, "--sys", "sys", *words.split())
+
+
+def test_against_a_baseline(folder, capsys):
+    lines = score(capsys, "--sys", "sys", "--ref", "ref", "--metric", "bleu,chrf", "--baseline", "other",
+                  "--bootstrap-samples", "50")
+    assert lines[0].startswith("BLEU4 = ")
+    assert [line.split(" against ")[0].rsplit(" ", 1)[0] for line in lines[4:6]] == ["compared: bleu", "compared: chrf"]
+    assert lines[6] == "paired-bootstrap|samples:50|baseline:other"
+    (folder / "short").write_text("one\n")
+    assert "line N of one must belong" in error(capsys, "--sys", "sys", "--ref", "ref", "--baseline", "short")
+    assert "--baseline compares by bleu, chrf, ter" in error(capsys, "--sys", "sys", "--ref", "ref", "--metric", "rouge",
+                                                             "--baseline", "other")
+    assert "without --baseline" in error(capsys, "--sys", "sys", "--ref", "ref", "--bootstrap-samples", "7")

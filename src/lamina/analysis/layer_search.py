@@ -58,13 +58,13 @@ def open_meter(checkpoint: Checkpoint, folder: str, config: LayerMetricConfig, p
 
 
 def open_measurements(output: Path, checkpoint_path: Path, folder: str, config: LayerMetricConfig) -> Measurements:
-    """What was measured on these very weights and data, in a file beside the output."""
+    """What was measured on these very weights and data, in a file beside the output unless another is named."""
     files = sorted(path for path in Path(folder.split(":")[0]).rglob(f"{config.subset}.*") if path.is_file())
     about: dict[str, Any] = {"checkpoint": file_digest([checkpoint_path]), "data": file_digest(files),
                              "split": config.subset, "metric": config.metric}
     if config.metric == "bleu":
         about |= {"beam": config.beam, "remove-bpe": config.remove_bpe}
-    return Measurements(output.with_name(f"{output.stem}.search.json"), about)
+    return Measurements(Path(config.memory) if config.memory else output.with_name(f"{output.stem}.search.json"), about)
 
 
 class Found(NamedTuple):

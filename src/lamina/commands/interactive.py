@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -85,12 +86,18 @@ def _translate_lines(config: InteractiveConfig, translator: Translator, buffer_s
             batch_size=config.max_sentences, seed=config.files.seed, remove_bpe=config.output.remove_bpe,
             too_long=config.too_long, warn=console.warn,  # type: ignore[arg-type]
             with_alignment=describer.needs_attention, search=config.search)
+        started, num_tokens, number = time.perf_counter(), 0, -1
         for number, translation in enumerate(translations):
+            num_tokens += len(translation.tokens)
             line, wanted = waiting.popleft()
             _show(config, describer, number, translator.subwords[0].encode(line),
                   [translator.subwords[1].encode(phrase) for phrase in wanted], translation)
             if not waiting:
                 sys.stdout.flush()
+        if not is_typed:
+            seconds = time.perf_counter() - started
+            console.notice(f"translated {number + 1} lines ({num_tokens} tokens) in {seconds:.1f} s "
+                           f"({(number + 1) / seconds:.2f} sentences/s, {num_tokens / seconds:.2f} tokens/s)")
 
 
 def _open_input(name: str) -> BinaryIO | nullcontext[BinaryIO]:

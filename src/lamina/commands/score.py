@@ -16,6 +16,7 @@ from lamina.metrics.errant import Errant
 from lamina.metrics.gleu import Gleu
 from lamina.metrics.m2 import MaxMatch, read_m2
 from lamina.metrics.rouge import Rouge
+from lamina.metrics.significance import paired_bootstrap
 
 SHOWN_CHARACTERS = 40  # of a line, in an error
 
@@ -50,6 +51,18 @@ def run(config: ScoreConfig) -> None:
         score = scorer.corpus(hypotheses, references)
         print(score.text)
         print(score.signature)
+    if config.baseline is not None:
+        _compare(config, hypotheses, references)
+
+
+def _compare(config: ScoreConfig, hypotheses: list[str], references: list[list[str]]) -> None:
+    assert config.baseline is not None, "the caller has looked"
+    baseline = read_sentences(config.baseline)
+    check_alignment((config.hypotheses, hypotheses), (config.baseline, baseline))
+    metrics = {name: build_scorer(name, config).of_sacrebleu for name in config.metrics}  # type: ignore[attr-defined]
+    for found in paired_bootstrap(hypotheses, baseline, references, metrics, config.num_samples):
+        print(f"compared: {found.text}")
+    print(f"paired-bootstrap|samples:{config.num_samples}|baseline:{config.baseline}")
 
 
 def _print_by_sentence(scorers: Sequence[SentenceScorer], hypotheses: list[str], references: list[list[str]]) -> None:

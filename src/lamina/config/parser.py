@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from lamina.config.fairseq_options import Retired, retired_for
@@ -26,6 +25,7 @@ from lamina.config.fields import (
     unique_leaves,
 )
 from lamina.config.presets import PRESETS, TASK_DEFAULTS, TASK_PRESETS, preset_values
+from lamina.config.yaml_file import flag_words, read_mapping
 from lamina.errors import ConfigError
 
 T = TypeVar("T")
@@ -153,37 +153,10 @@ def _with_dashes(word: str) -> str:
 
 
 def _recipe_words(path: str, cls: type) -> list[str]:
-    """A recipe is a flat YAML mapping whose keys are flags, with - or _; here as the words one would type."""
-    import yaml
-
-    try:
-        recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot be read: {error}.") from None
-    except (RecursionError, ValueError) as error:  # depth, or a date or number that cannot be
-        raise ConfigError(f"not YAML: {error}.") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 1})" if mark else ""
-        raise ConfigError(f"not YAML{where}: {getattr(error, 'problem', error)}.") from None
-    if not isinstance(recipe, dict):
-        raise ConfigError("must hold `flag: value` lines, such as `max-tokens: 4096`.")
-    positional = {leaf.name for leaf in unique_leaves(cls) if leaf.info.positional}
-    words: list[str] = []
-    for key, value in recipe.items():
-        name = str(key).replace("_", "-")
-        if value is None:
-            continue
-        if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value)):
-            # Written out, a few nested aliases could fill the memory.
-            raise ConfigError(f"{name} holds values inside values; a flag takes one, or a list of them.")
-        if isinstance(value, bool):
-            off = name.removeprefix("no-") if name.startswith("no-") else f"no-{name}"
-            words.append(f"--{name if value else off}")
-        else:
-            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            words.append(text if name in positional else f"--{name}={text}")
-    return words
+    """The flags that a file gives: of a flat mapping all its keys, of a whole recipe (docs/recipes.md) those of its `train`."""
+    values = read_mapping(path)
+    return flag_words(values["train"] if isinstance(values.get("train"), dict) else values,
+                      {leaf.name for leaf in unique_leaves(cls) if leaf.info.positional})
 
 
 def resolve(cls: type[T], given: dict[str, Any]) -> T:

@@ -43,6 +43,9 @@ class LayerMetricConfig:
     max_sentences: int | None = flag(None, "most sentences in a batch", name="batch-size", aliases=("max-sentences",))
     skip_invalid: bool = flag(False, "leave out what is too long, and say how much, instead of stopping",
                               name="skip-invalid-size-inputs-valid-test")
+    memory: str | None = flag(None, "file that remembers what was measured, so that a search that was stopped, or is for "
+                                    "another depth, goes on from there; beside --output if left out", name="measurements",
+                              metavar="FILE")
     cpu: bool = flag(False, "stay on the processor even where there is a GPU")
 
     def __post_init__(self) -> None:

@@ -11,6 +11,8 @@ METRICS = ("bleu", "chrf", "ter", "rouge", "gleu", "m2", "errant")
 OF_EDITS = ("m2", "errant")
 # What reads a text beside hypothesis and reference goes through a file as a whole.
 OF_FILES = ("gleu", *OF_EDITS)
+# Those that resampled sentences are scored by.
+OF_SACREBLEU = ("bleu", "chrf", "ter")
 STANDARD_INPUT = "-"
 
 
@@ -37,6 +39,9 @@ class ScoreConfig:
                                 "are what white space separates", name="sacrebleu")
     is_by_sentence: bool = flag(False, "a line for each sentence, BLEU smoothed by adding one, instead of one for the corpus",
                                 name="sentence-bleu")
+    baseline: str | None = flag(None, "translations of another system, to compare with by paired bootstrap: the difference, "
+                                "and the chance p of one as large between equal systems", metavar="FILE", paper="Koehn 2004")
+    num_samples: int = flag(1000, "test sets to draw from the sentences for it", name="bootstrap-samples", needs="baseline")
 
     def __post_init__(self) -> None:
         check(bool(self.metrics), f"--metric is empty; choose from {', '.join(METRICS)}.")
@@ -51,9 +56,13 @@ class ScoreConfig:
               f"--ref has no effect on {self.metrics[0].upper()}, whose references are the edits of --m2. Leave it out.")
         check(not (self.is_by_sentence and set(self.metrics) & set(OF_FILES)),
               f"--sentence-bleu has no meaning for {' and '.join(OF_FILES)}, which judge a file as a whole. Leave it out.")
-        inputs = [self.hypotheses, *self.references, *(path for path in (self.source, self.m2) if path is not None)]
+        inputs = [self.hypotheses, *self.references,
+                  *(path for path in (self.source, self.m2, self.baseline) if path is not None)]
         check(inputs.count(STANDARD_INPUT) <= 1,
               "standard input (-) can be read once only: name files for the others (--sys is - by default).")
+        check(self.num_samples >= 1, f"--bootstrap-samples is {self.num_samples}; it must be at least 1.")
+        check(self.baseline is None or (set(self.metrics) <= set(OF_SACREBLEU) and not self.is_by_sentence),
+              f"--baseline compares by {', '.join(OF_SACREBLEU)}, over whole files. Leave it out, or choose one of them.")
         for name, metric, is_set in (("order", "bleu", self.order != 4), ("sacrebleu", "bleu", self.is_detokenized),
                                      ("rouge-stemmer", "rouge", self.uses_stemmer),
                                      ("rouge-separator", "rouge", self.separator is not None),

@@ -222,7 +222,8 @@ class TrainConfig:
     task: str = flag("translation", "what to learn", choices=tuple(TASK_PRESETS))
     arch: str = flag("transformer", f"preset that gives the model's defaults: {', '.join(PRESETS)}", aliases=("-a",),
                      metavar="NAME")
-    config: str | None = flag(None, "recipe: a YAML file of `flag: value` lines; flags given here win over it",
+    config: str | None = flag(None, "recipe: a YAML file of `flag: value` lines, or with them under `train:`; flags given here "
+                                    "win over it",
                               metavar="FILE")
     print_config: bool = flag(False, "print the resolved configuration, in the form of a recipe, and stop")
     seed: int = flag(1, "fixes the initial weights, the order of the data and dropout")

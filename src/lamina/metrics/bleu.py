@@ -43,13 +43,13 @@ class Bleu:
         # force: sacreBLEU otherwise warns of tokenized input, which is what is asked for.
         options: dict[str, Any] = {"tokenize": "none" if is_tokenized else "13a", "max_ngram_order": order,
                                    "lowercase": ignore_case, "force": True}
-        self._corpus = BLEU(**options, smooth_method="none" if is_tokenized else "exp")
+        self.of_sacrebleu = BLEU(**options, smooth_method="none" if is_tokenized else "exp")
         # One is added to the counts of all but 1-grams (Lin and Och 2004), as fairseq does for sentences.
         self._sentence = BLEU(**options, smooth_method="add-k", smooth_value=1)
 
     def corpus(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> BleuScore:
         """`references` holds one list for each reference file, as long as `hypotheses`."""
-        return _measure(self._corpus, hypotheses, references)
+        return _measure(self.of_sacrebleu, hypotheses, references)
 
     def sentence(self, hypothesis: str, references: Sequence[str]) -> BleuScore:
         # Not sacreBLEU's sentence_score: it would warn at each sentence that another smoothing is usual.

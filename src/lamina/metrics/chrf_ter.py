@@ -22,13 +22,13 @@ class PlainScore:
 
 class _Plain:
     def __init__(self, metric: Any) -> None:
-        self._metric = metric
+        self.of_sacrebleu = metric
 
     def corpus(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> PlainScore:
         """`references` holds one list for each reference file, as long as `hypotheses`."""
         assert all(len(texts) == len(hypotheses) for texts in references), "sacreBLEU would cut the longer one, silently"
-        found = self._metric.corpus_score(hypotheses, references)
-        return PlainScore(found.name, found.score, str(self._metric.get_signature()))
+        found = self.of_sacrebleu.corpus_score(hypotheses, references)
+        return PlainScore(found.name, found.score, str(self.of_sacrebleu.get_signature()))
 
     def sentence(self, hypothesis: str, references: Sequence[str]) -> PlainScore:
         return self.corpus([hypothesis], [[reference] for reference in references])

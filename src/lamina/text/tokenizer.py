@@ -48,6 +48,11 @@ class Moses:
         return _sacremoses().MosesDetokenizer(lang=self.language)
 
 
+def punctuation_normalizer(language: str) -> Any:
+    """Its `normalize` spells quotes, dashes and spaces alike, as the Moses script of that name does."""
+    return _sacremoses().MosesPunctNormalizer(lang=language)
+
+
 def _sacremoses() -> Any:
     try:
         import sacremoses

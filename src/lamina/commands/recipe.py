@@ -1,0 +1,87 @@
+"""`lamina recipe`: experiments, from what one downloads to a table of results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from lamina import console, provenance
+from lamina.config.fields import suggestion
+from lamina.config.recipe import RecipeListConfig, RecipePrepareConfig, RecipeRunConfig, RecipeTableConfig
+from lamina.errors import ConfigError, DataError
+from lamina.recipes.dataset import read_dataset
+from lamina.recipes.plan import Places
+from lamina.recipes.recipe import Recipe, all_names, find_dataset, find_recipe
+from lamina.recipes.results import FILE_NAME, read_rows, render
+
+
+def show_list(config: RecipeListConfig) -> None:
+    for name in all_names():
+        recipe = find_recipe(name)
+        if config.tier is not None and not recipe.tiers.get(config.tier):
+            continue
+        tiers = [f"tier {tier}: {len(runs)} runs" for tier, runs in recipe.tiers.items()] or [f"{len(recipe.runs())} runs"]
+        print(f"{name}\n    {recipe.about}", f"data {recipe.data.name}: {', '.join(recipe.data.archives)}",
+              f"variants {', '.join(recipe.variants)}; {', '.join(tiers)}", sep="\n    ")
+
+
+def run(config: RecipeRunConfig) -> None:
+    from lamina.recipes.runner import Wishes, plan_all, run_recipes
+
+    recipes = [find_recipe(name) for name in config.names]
+    if config.corpus is not None:
+        recipes = [replace(recipe, data=find_dataset(config.corpus)) for recipe in recipes]
+    out, command = Path(config.out), provenance.command_line()
+    places = Places(out, Path(config.work) if config.work is not None else out / "work", Path(config.data))
+
+    def wishes_of(recipe: Recipe) -> Wishes:
+        return Wishes(tuple(chosen_runs(config, recipe)), config.budget_factor, config.jobs, config.stop_after, config.kept,
+                      tuple(config.train_words), config.workers, command, config.commit or provenance.commit())
+
+    if not any(wishes_of(recipe).runs for recipe in recipes):
+        raise ConfigError(f"no run of {config.recipe} is in tier {config.tier}. `lamina recipe list` shows the tiers.")
+    if config.is_dry:
+        for recipe in recipes:
+            data_stages, plans = plan_all(recipe, places, wishes_of(recipe))
+            print(f"# {recipe.name}: corpus {recipe.data.name}", *(stage.line for stage in data_stages), sep="\n")
+            for plan in plans:
+                print(f"\n# {plan.title}", f"mkdir -p {plan.folder}", *(stage.line for stage in plan.stages), sep="\n")
+        return
+    if not places.downloads.is_dir():
+        raise DataError(f"--data {places.downloads} is no folder. It should hold {', '.join(recipes[0].data.archives)}.")
+    run_recipes(recipes, places, wishes_of, config.stop_after)
+
+
+def chosen_runs(config: RecipeRunConfig, recipe: Recipe) -> list[tuple[str, int]]:
+    """Variant and seed: of a tier or of all, cut down to what is named."""
+    for name in config.variants:
+        if name not in recipe.variants:
+            hint = suggestion(name, recipe.variants).replace("--", "")
+            raise ConfigError(f"recipe {recipe.name} has no variant {name!r}.{hint} It has {', '.join(recipe.variants)}.")
+    runs = recipe.runs(config.tier)
+    if config.seeds:
+        runs = [(name, seed) for seed in config.seeds for name in dict.fromkeys(name for name, _ in runs)]
+    return [(name, seed) for name, seed in runs if not config.variants or name in config.variants]
+
+
+def prepare(config: RecipePrepareConfig) -> None:
+    from lamina.data.workers import available_cores
+    from lamina.recipes.prepare import prepare
+
+    is_path = config.corpus.endswith((".yaml", ".yml")) or "/" in config.corpus
+    dataset = read_dataset(Path(config.corpus)) if is_path else find_dataset(config.corpus)
+    counts = prepare(dataset, Path(config.data), Path(config.out), workers=config.workers or available_cores(),
+                     progress=console.progress)
+    for split, count in counts.items():
+        left_out = ", ".join(f"{number} {reason}" for reason, number in count.items() if reason != "lines")
+        print(f"| {split}: {count['lines']} lines" + (f", left out: {left_out}" if left_out else ""))
+    print(f"| wrote {config.out}")
+
+
+def show_table(config: RecipeTableConfig) -> None:
+    path = Path(config.results)
+    path = path / FILE_NAME if path.is_dir() else path
+    if not path.exists():
+        raise DataError(f"there is no results file {path}. `lamina recipe run` makes one.")
+    rows = [row for row in read_rows(path) if config.recipe in (None, row["recipe"])]
+    print(render(rows), end="")

@@ -1,0 +1,209 @@
+"""From a recipe to the commands of a run, each of which one could type."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lamina.cli import COMMANDS, find_command, load
+from lamina.config.parser import parse, resolve
+from lamina.config.yaml_file import flag_words
+from lamina.errors import ConfigError
+from lamina.recipes.dataset import Dataset, TestSet
+from lamina.recipes.recipe import Cut, Recipe, Variant, scaled
+
+WHOLE_NAME = "whole"  # of the model with all its layers, in file names
+AVERAGE_NAME = "model.pt"
+LM_SPLITS = ("valid", "test")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command; it is done when it has ended well and what it makes is there."""
+
+    name: str
+    words: tuple[str, ...]  # after `lamina`
+    output: str = ""  # file that its standard output goes to; its log otherwise
+    makes: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        return shlex.join(("lamina", *self.words)) + (f" > {shlex.quote(self.output)}" if self.output else "")
+
+
+class Evaluation(NamedTuple):
+    """What is measured of a cut on a test set, and where it is written."""
+
+    cut: str
+    test: str
+    stage: str  # that decodes, or evaluates
+    hypotheses: str  # file; empty for language models
+    scores: str  # file
+
+
+@dataclass(frozen=True)
+class Places:
+    """Small files that are the result, large ones that can be made again, and what was downloaded."""
+
+    out: Path
+    work: Path
+    downloads: Path
+
+    def text(self, data: Dataset) -> Path:
+        return self.work / "data" / data.name / "text"
+
+    def binary(self, data: Dataset) -> Path:
+        return self.work / "data" / data.name / "bin"
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """All that is done for one variant and seed."""
+
+    recipe: str
+    variant: str
+    seed: int
+    budget: float
+    folder: Path
+    checkpoints: Path
+    stages: tuple[Stage, ...]
+    evaluations: tuple[Evaluation, ...]
+    keeps: tuple[str, ...]  # checkpoints that stay when the run is done
+    digest: str  # of the settings, wherever the files lie
+
+    @property
+    def title(self) -> str:
+        return f"{self.recipe} {self.variant} seed {self.seed}" + ("" if self.budget == 1 else f" budget {self.budget:g}x")
+
+
+def plan_data(data: Dataset, places: Places, workers: int | None = None) -> tuple[Stage, ...]:
+    text, binary = places.text(data), places.binary(data)
+    more = [] if workers is None else [f"--workers={workers}"]
+    prepare = ["recipe", "prepare", data.call, "--data", str(places.downloads), "--out", str(text), *more]
+    if len(data.languages) == 2:
+        sides = ["-s", data.languages[0], "-t", data.languages[1], "--trainpref", f"{text}/train",
+                 "--validpref", f"{text}/valid"]
+    else:
+        ending = "" if data.languages else f".{data.endings[0]}"
+        tests = ",".join(f"{text}/{test.name}{ending}" for test in data.tests)
+        sides = ["--only-source", *(["-s", data.languages[0]] if data.languages else []),
+                 "--trainpref", f"{text}/train{ending}", "--validpref", f"{text}/valid{ending}",
+                 *(["--testpref", tests] if tests else [])]
+    preprocess = ["preprocess", *sides, "--destdir", str(binary), *flag_words(data.preprocess), *more]
+    return (Stage("prepare", tuple(prepare), makes=(str(text / "corpus.json"),)),
+            Stage("preprocess", tuple(preprocess), makes=(str(binary / "manifest.json"),)))
+
+
+def plan_run(recipe: Recipe, variant: Variant, seed: int, places: Places, *, budget: float = 1.0,
+             train_flags: Sequence[str] = ()) -> RunPlan:
+    mark = "" if budget == 1 else f".{budget:g}x"
+    name = f"{variant.name}.seed{seed}{mark}"
+    folder = places.out / "runs" / recipe.name / name
+    checkpoints = places.work / "checkpoints" / recipe.name / name
+    train = scaled(variant.train, budget)
+    model = checkpoints / (AVERAGE_NAME if recipe.average else recipe.model)
+    words = ("train", str(places.binary(recipe.data)), *flag_words(train), *train_flags, f"--seed={seed}", "--log-format=json",
+             f"--save-dir={checkpoints}")
+    stages = [Stage("train", words, makes=(str(checkpoints / "checkpoint_last.pt"),))]
+    if recipe.average:
+        stages.append(Stage("average", ("average", f"--inputs={checkpoints}", *flag_words(recipe.average), f"--output={model}"),
+                            makes=(str(model),)))
+    evaluations: list[Evaluation] = []
+    keeps = [model.name]
+    for cut in variant.cuts if recipe.has_tests else ():
+        path, keep = model, cut.keep
+        if cut.search:
+            path = checkpoints / f"{cut.name}.pt"
+            keeps.append(path.name)
+            # What one search measures, the next need not: shallower ones pass by the deeper ones' choices.
+            search = ("prune", str(model), str(places.binary(recipe.data)), "--search", *flag_words(cut.search),
+                      f"--measurements={checkpoints / 'searched.json'}", f"--output={path}")
+            stages.append(Stage(f"prune {cut.name}", search, makes=(str(path),)))
+        measure = _language_model_stages if recipe.is_language_model else _translation_stages
+        own_stages, own = measure(recipe, variant, cut, path, keep, folder, places)
+        stages += own_stages
+        evaluations += own
+    if seed == recipe.seeds[0]:
+        stages += _analyses(recipe, variant, model, folder, places)
+    return RunPlan(recipe.name, variant.name, seed, budget, folder, checkpoints, tuple(stages), tuple(evaluations),
+                   tuple(keeps), _digest(recipe, variant, train, train_flags))
+
+
+def _translation_stages(recipe: Recipe, variant: Variant, cut: Cut, model: Path, keep: Mapping[str, Any], folder: Path,
+                        places: Places) -> tuple[list[Stage], list[Evaluation]]:
+    stages: list[Stage] = []
+    evaluations: list[Evaluation] = []
+    text = places.text(recipe.data)
+    for test in recipe.data.tests:
+        name = f"{cut.name or WHOLE_NAME}.{test.name}"
+        hypotheses, scores = str(folder / f"{name}.hyp"), str(folder / f"{name}.score")
+        source = text / f"{test.name}.{recipe.data.endings[0]}"
+        flags: dict[str, Any] = {"remove-bpe": recipe.data.has_bpe_marks or None} | variant.decode
+        decode = ("interactive", f"--path={model}", f"--input={source}", *flag_words(keep), *flag_words(flags), "--plain",
+                  "--buffer-size=100000")
+        score = ("score", f"--sys={hypotheses}", *score_words(recipe.data, test, text))
+        stages += [Stage(f"decode {name}", decode, hypotheses, (hypotheses,)), Stage(f"score {name}", score, scores, (scores,))]
+        evaluations.append(Evaluation(cut.name, test.name, f"decode {name}", hypotheses, scores))
+    return stages, evaluations
+
+
+def score_words(data: Dataset, test: TestSet, text: Path) -> list[str]:
+    """What `lamina score` is told of a test set, but for the translations."""
+    flags = test.score or data.score
+    words = flag_words(flags)
+    if test.references:
+        words += ["--ref", *(str(text / f"{test.name}.ref{number}") for number in range(len(test.references)))]
+    if test.m2:
+        words += [f"--m2={text / test.name}.m2"]
+    if "gleu" in str(flags.get("metric", "")):
+        words += [f"--source={text / test.name}.{data.endings[0]}"]
+    return words
+
+
+def _language_model_stages(recipe: Recipe, variant: Variant, cut: Cut, model: Path, keep: Mapping[str, Any], folder: Path,
+                           places: Places) -> tuple[list[Stage], list[Evaluation]]:
+    stages: list[Stage] = []
+    evaluations: list[Evaluation] = []
+    for split in LM_SPLITS:
+        name = f"{cut.name or WHOLE_NAME}.{split}"
+        scores = str(folder / f"{name}.score")
+        words = ("eval-lm", str(places.binary(recipe.data)), f"--path={model}", f"--gen-subset={split}", *flag_words(keep),
+                 *flag_words(variant.decode))
+        stages.append(Stage(f"evaluate {name}", words, scores, (scores,)))
+        evaluations.append(Evaluation(cut.name, split, f"evaluate {name}", "", scores))
+    return stages, evaluations
+
+
+def _analyses(recipe: Recipe, variant: Variant, model: Path, folder: Path, places: Places) -> list[Stage]:
+    stages = []
+    for kind, flags in variant.analyze.items():
+        out, binary = folder / f"analysis-{kind}", str(places.binary(recipe.data))
+        data = [binary] if kind == "fusion" else ["--data", binary]
+        stages.append(Stage(f"analyze {kind}", ("analyze", kind, str(model), *data, f"--out={out}", *flag_words(flags)),
+                            makes=(str(out / "index.html"),)))
+    return stages
+
+
+def _digest(recipe: Recipe, variant: Variant, train: Mapping[str, Any], train_flags: Sequence[str]) -> str:
+    """Two runs with the same digest did the same; notes on them do not count."""
+    data = {**asdict(recipe.data), "about": "", "call": ""}
+    settings = {"data": data, "train": train, "more": list(train_flags), "average": recipe.average, "model": recipe.model,
+                "decode": variant.decode, "cuts": [asdict(cut) for cut in variant.cuts]}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def check_stages(title: str, stages: Sequence[Stage]) -> None:
+    """Every command against the options that there are, before the first one runs."""
+    for stage in stages:
+        name, rest = find_command(stage.words)
+        cls: Any = load(COMMANDS[name].config)
+        try:
+            given, _ = parse(f"lamina {name}", cls, "", rest)
+            resolve(cls, given)
+        except ConfigError as error:
+            raise ConfigError(f"{title}, {stage.name}: {error}") from None

@@ -1,0 +1,128 @@
+"""The results file: one JSON line for each model that was measured, and one for each comparison; and tables of them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lamina.errors import DataError
+from lamina.files import whole_file
+
+FILE_NAME, TABLE_NAME = "results.jsonl", "results.md"
+RUN, COMPARISON = "run", "comparison"
+# A result that counts as one, and is not tried again.
+SETTLED = ("done", "diverged", "stalled")
+Row = dict[str, Any]
+
+
+def read_rows(path: Path) -> list[Row]:
+    if not path.exists():
+        return []
+    rows: list[Row] = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError):
+            if number == len(lines):  # the machine went away while it was written; what it says is done again
+                continue
+            raise DataError(f"{path}, line {number} is not a JSON line. Remove it, or name another folder.") from None
+        if isinstance(row, dict) and row.get("kind") in (RUN, COMPARISON):
+            rows.append(row)
+    return rows
+
+
+def key_of(row: Row) -> tuple[Any, ...]:
+    """Rows with the same key are about the same thing; the last one counts."""
+    names = ("kind", "recipe", "variant", "cut", "seed", "budget") + (("test",) if row["kind"] == COMPARISON else ())
+    return tuple(row.get(name) for name in names)
+
+
+def append_rows(path: Path, new: Iterable[Row]) -> list[Row]:
+    """Add what is not there yet; the file is replaced as a whole, so that a cut cable leaves no half line."""
+    rows = read_rows(path)
+    there = {key_of(row): row for row in rows}
+    added = [row for row in new if there.get(key_of(row)) != row]
+    if added:
+        with whole_file(path) as part:
+            part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in [*rows, *added]), encoding="utf-8")
+    return [*rows, *added]
+
+
+def latest(rows: Iterable[Row]) -> list[Row]:
+    return list({key_of(row): row for row in rows}.values())
+
+
+# -- tables
+
+
+def render(rows: Sequence[Row]) -> str:
+    """Markdown: a table for each recipe, a line for each variant and cut, means over the seeds."""
+    runs = [row for row in latest(rows) if row["kind"] == RUN]
+    comparisons = [row for row in latest(rows) if row["kind"] == COMPARISON]
+    blocks = []
+    for recipe in dict.fromkeys(row["recipe"] for row in runs):
+        own = [row for row in runs if row["recipe"] == recipe]
+        blocks.append(f"## {recipe}\n\n" + _table(own) + _origins(own))
+        if compared := [row for row in comparisons if row["recipe"] == recipe]:
+            blocks.append(_comparison_table(compared))
+    return "\n".join(blocks) if blocks else "No results yet.\n"
+
+
+def _table(rows: list[Row]) -> str:
+    names = list(dict.fromkeys(name for row in rows for name in row["figures"]))
+    groups: dict[tuple[str, str, float], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["variant"], row["cut"], row["budget"]), []).append(row)
+    lines = [("variant", "layers", "seeds", "status", *names, "training, s")]
+    for (variant, cut, budget), own in groups.items():
+        figures = [spread([row["figures"][name] for row in own if name in row["figures"]]) for name in names]
+        seconds = spread([row["seconds"]["train"] for row in own if "train" in row.get("seconds", {})], decimals=0)
+        lines.append((variant + ("" if budget == 1 else f" ({budget:g}x)"), cut or "all",
+                      ",".join(str(row["seed"]) for row in own), _statuses(own), *figures, seconds))
+    return markdown(lines)
+
+
+def _statuses(rows: list[Row]) -> str:
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row["status"]] = counts.get(row["status"], 0) + 1
+    return ", ".join(name if count == len(rows) else f"{count} {name}" for name, count in counts.items())
+
+
+def _origins(rows: list[Row]) -> str:
+    hardware = ", ".join(dict.fromkeys(row.get("hardware") or "unknown hardware" for row in rows))
+    commits = ", ".join(dict.fromkeys((row.get("commit") or "unknown")[:12] for row in rows))
+    commands = "\n".join(dict.fromkeys(row["command"] for row in rows))
+    return (f"\n{hardware}; commit {commits}; losses in bits a token, ± is the standard deviation over seeds.\n\n"
+            f"```sh\n{commands}\n```\n")
+
+
+def _comparison_table(rows: list[Row]) -> str:
+    lines = [("variant", "layers", "against", "seed", "test", "metric", "difference", "p")]
+    for row in rows:
+        for metric, found in row["figures"].items():
+            lines.append((row["variant"], row["cut"] or "all", row["baseline"], str(row["seed"]), row["test"], metric,
+                          f"{found['difference']:+.2f}", f"{found['p']:.3f}"))
+    return markdown(lines) + "\nPaired bootstrap (sacreBLEU): p is the chance of such a difference between equal systems.\n"
+
+
+def spread(values: Sequence[float], decimals: int = 2) -> str:
+    """`41.59`, or `41.59 ± 0.12` of several."""
+    if not values:
+        return ""
+    mean = statistics.fmean(values)
+    shown = f"{mean:,.0f}" if abs(mean) >= 1000 else f"{mean:.{decimals}f}"
+    return shown if len(values) == 1 else f"{shown} ± {statistics.stdev(values):.{decimals}f}"
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows
+    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body)]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,305 @@
+"""Runs what is planned: the corpus once, then every run in a process of its own, and a row of results for each."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lamina import console, provenance
+from lamina.commands.score import read_sentences
+from lamina.errors import ConfigError, DataError, LaminaError, StopSignal
+from lamina.files import read_json, whole_file
+from lamina.metrics.significance import paired_bootstrap
+from lamina.recipes.figures import decoding_speed, score_figures, training_figures
+from lamina.recipes.plan import Places, RunPlan, Stage, check_stages, plan_data, plan_run
+from lamina.recipes.recipe import Recipe
+from lamina.recipes.results import COMPARISON, FILE_NAME, RUN, SETTLED, TABLE_NAME, append_rows, latest, read_rows, render
+from lamina.recipes.worker import OUTCOME_NAME, PLAN_NAME, is_done, log_path, read_records, write_json
+from lamina.train.signals import StopWish
+
+ROWS_NAME = "rows.json"
+# How long a run may take to save its state when it is told to stop.
+SECONDS_TO_SAVE = 120.0
+SECONDS_BETWEEN_LOOKS = 0.2
+NUM_BOOTSTRAP_SAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How to go about it."""
+
+    runs: tuple[tuple[str, int], ...]  # variant, seed
+    budget: float = 1.0
+    jobs: int = 1
+    stop_after: float = 0.0  # minutes; 0: never
+    kept: str = "model"
+    train_flags: tuple[str, ...] = ()
+    workers: int | None = None
+    command: str = ""  # as it was typed
+    commit: str = ""
+
+
+class Stopping:
+    """Why no further stage should begin: time is up, or a signal came."""
+
+    def __init__(self, minutes: float, wish: StopWish) -> None:
+        self.ends_at = time.monotonic() + 60 * minutes if minutes else math.inf
+        self.wish = wish
+
+    @property
+    def is_due(self) -> bool:
+        return self.wish.signal is not None or time.monotonic() >= self.ends_at
+
+
+class Runner:
+    def __init__(self, recipe: Recipe, places: Places, wishes: Wishes, stopping: Stopping) -> None:
+        self.recipe, self.places, self.wishes, self.stopping = recipe, places, wishes, stopping
+        self.data_stages, self.plans = plan_all(recipe, places, wishes)
+        self.results = places.out / FILE_NAME
+        self._lock = threading.Lock()  # of the results file, between jobs
+
+    def run(self) -> bool:
+        """Whether all of it is settled: done, or known to diverge."""
+        open_plans = [plan for plan in self.plans if not self._take_settled(plan)]
+        num_settled = len(self.plans) - len(open_plans)
+        if num_settled:
+            console.notice(f"{self.recipe.name}: {num_settled} of {len(self.plans)} runs are there already")
+        if open_plans and not self._make_data():
+            return False
+        with ThreadPoolExecutor(self.wishes.jobs) as pool:
+            futures: list[Future[None]] = [pool.submit(self._run_one, plan) for plan in open_plans]
+            for future in as_completed(futures):
+                future.result()
+        self._compare()
+        with whole_file(self.places.out / TABLE_NAME) as part:
+            part.write_text("# Results\n\n" + render(read_rows(self.results)), encoding="utf-8")
+        return all(self._take_settled(plan) for plan in self.plans)
+
+    # -- the corpus
+
+    def _make_data(self) -> bool:
+        folder = self.places.work / "data" / self.recipe.data.name
+        if all(is_done(stage, read_records(folder)) for stage in self.data_stages):
+            return True
+        text = self.places.text(self.recipe.data)
+        if text.exists() and not (text / "corpus.json").exists():
+            raise DataError(f"{text} is there, but was not made by a recipe. Name another folder with --work.")
+        outcome = self._work(folder, f"corpus {self.recipe.data.name}", self.data_stages)
+        if outcome["status"] == "failed":
+            raise DataError(f"corpus {self.recipe.data.name}, {outcome.get('stage')}: {outcome['message']} (log: "
+                            f"{log_path(folder, str(outcome.get('stage')))})")
+        return outcome["status"] == "done"
+
+    # -- runs
+
+    def _take_settled(self, plan: RunPlan) -> bool:
+        """A run whose rows are there; they are put into the results file where that lacks them."""
+        try:
+            rows = read_json(plan.folder / ROWS_NAME)
+        except (OSError, ValueError):
+            return False
+        if rows[0]["digest"] != plan.digest:
+            raise ConfigError(f"{plan.folder} holds a run with other settings. Name another --out, or remove that folder to "
+                              "run it again.")
+        if any(row["status"] not in SETTLED for row in rows):
+            return False
+        with self._lock:
+            append_rows(self.results, rows)
+        return True
+
+    def _run_one(self, plan: RunPlan) -> None:
+        if self.stopping.is_due:
+            return
+        outcome = self._work(plan.folder, plan.title, plan.stages)
+        if outcome["status"] == "stopped":
+            console.notice(f"{plan.title}: stopped; the same command goes on from there")
+            return
+        rows = rows_of(plan, outcome, self.recipe, self.wishes)
+        write_json(plan.folder / ROWS_NAME, rows)
+        with self._lock:
+            append_rows(self.results, rows)
+        status = rows[0]["status"]
+        if status in SETTLED:
+            self._tidy(plan)
+        figures = ", ".join(f"{name} {value:g}" for name, value in rows[0]["figures"].items())
+        console.notice(f"{plan.title}: {status}{f', {figures}' if figures else ''}"
+                       + (f" ({outcome['message']})" if outcome["message"] else ""))
+
+    def _tidy(self, plan: RunPlan) -> None:
+        if self.wishes.kept == "all" or not plan.checkpoints.is_dir():
+            return
+        if self.wishes.kept == "none":
+            shutil.rmtree(plan.checkpoints, ignore_errors=True)
+            return
+        for path in plan.checkpoints.iterdir():
+            if path.name not in plan.keeps and path.is_file():
+                path.unlink(missing_ok=True)
+
+    def _work(self, folder: Path, title: str, stages: Sequence[Stage]) -> dict[str, Any]:
+        """Let a process work on the stages until it is through or we are to stop."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / PLAN_NAME, {"title": title, "stages": [asdict(stage) for stage in stages]})
+        outcome_path = folder / OUTCOME_NAME
+        outcome_path.unlink(missing_ok=True)
+        # A session of its own: Ctrl-C is heard here, and passed on once.
+        process = subprocess.Popen([sys.executable, "-m", "lamina.recipes.worker", str(folder)], stdin=subprocess.DEVNULL,
+                                   env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                                   start_new_session=True)
+        told_at = math.inf
+        while process.poll() is None:
+            if self.stopping.is_due and told_at == math.inf:
+                told_at = time.monotonic()
+                process.send_signal(signal.SIGTERM)
+            if time.monotonic() - told_at > SECONDS_TO_SAVE:
+                process.kill()
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        try:
+            return read_json(outcome_path)
+        except (OSError, ValueError):
+            if self.stopping.is_due:
+                return {"status": "stopped", "message": ""}
+            return {"status": "failed",
+                    "message": f"the process ended with status {process.returncode} and no word; its logs are in {folder}"}
+
+    # -- comparisons
+
+    def _compare(self) -> None:
+        """Every variant with the baseline of its seed, sentence by sentence."""
+        recipe = self.recipe
+        if not recipe.baseline:
+            return
+        baselines = {plan.seed: plan for plan in self.plans if plan.variant == recipe.baseline}
+        known = {(row["variant"], row["cut"], row["seed"], row["test"], row.get("digest"))
+                 for row in read_rows(self.results) if row["kind"] == COMPARISON and row["recipe"] == recipe.name}
+        for plan in self.plans:
+            base = baselines.get(plan.seed)
+            if base is None or plan is base:
+                continue
+            for own, other in _pairs(plan, base):
+                digest = f"{plan.digest}-{base.digest}"
+                if (plan.variant, own.cut, plan.seed, own.test, digest) in known or not (
+                        Path(own.hypotheses).exists() and Path(other.hypotheses).exists()):
+                    continue
+                figures = self._compared(own.test, own.hypotheses, other.hypotheses)
+                if figures:
+                    append_rows(self.results, [{
+                        "kind": COMPARISON, "recipe": recipe.name, "variant": plan.variant, "cut": own.cut, "seed": plan.seed,
+                        "budget": plan.budget, "baseline": base.variant, "test": own.test, "figures": figures,
+                        "samples": NUM_BOOTSTRAP_SAMPLES, "digest": digest}])
+
+    def _compared(self, test_name: str, hypotheses: str, baseline: str) -> dict[str, dict[str, float]]:
+        from lamina.metrics.bleu import Bleu
+        from lamina.metrics.chrf_ter import Chrf
+
+        test = next(test for test in self.recipe.data.tests if test.name == test_name)
+        flags = test.score or self.recipe.data.score
+        text = self.places.text(self.recipe.data)
+        references = [text / f"{test.name}.ref{number}" for number in range(len(test.references))]
+        metrics = {name: scorer for name, scorer in
+                   (("bleu", Bleu(is_tokenized=not flags.get("sacrebleu")).of_sacrebleu), ("chrf", Chrf().of_sacrebleu))
+                   if name in str(flags.get("metric", "bleu"))}
+        if not metrics or not all(path.exists() for path in references):
+            return {}
+        found = paired_bootstrap(read_sentences(hypotheses), read_sentences(baseline),
+                                 [read_sentences(str(path)) for path in references], metrics, NUM_BOOTSTRAP_SAMPLES)
+        return {one.metric: {"difference": round(one.score - one.baseline, 3), "p": round(one.p_value, 4)} for one in found}
+
+
+def _pairs(plan: RunPlan, base: RunPlan) -> list[Any]:
+    """Evaluations of both on the same test set, of the same cut or of the whole baseline."""
+    whole = {one.test: one for one in base.evaluations if not one.cut and one.hypotheses}
+    same = {(one.cut, one.test): one for one in base.evaluations if one.hypotheses}
+    return [(one, same.get((one.cut, one.test), whole[one.test])) for one in plan.evaluations
+            if one.hypotheses and one.test in whole]
+
+
+def plan_all(recipe: Recipe, places: Places, wishes: Wishes) -> tuple[tuple[Stage, ...], list[RunPlan]]:
+    """Everything that there is to do, checked against the options that there are."""
+    data_stages = plan_data(recipe.data, places, wishes.workers)
+    plans = [plan_run(recipe, recipe.variants[name], seed, places, budget=wishes.budget, train_flags=wishes.train_flags)
+             for name, seed in wishes.runs]
+    check_stages(f"corpus {recipe.data.name}", data_stages)
+    for variant in dict.fromkeys(plan.variant for plan in plans):
+        plan = next(plan for plan in plans if plan.variant == variant)  # seeds make no difference
+        check_stages(plan.title, plan.stages)
+    return data_stages, plans
+
+
+def rows_of(plan: RunPlan, outcome: dict[str, Any], recipe: Recipe, wishes: Wishes) -> list[dict[str, Any]]:
+    """A row for the whole model and for each of its cuts."""
+    records = read_records(plan.folder)
+    training = training_figures(log_path(plan.folder, "train"))
+    status = outcome["status"]
+    if status == "done" and training.get("best valid loss", 0.0) >= recipe.stalled_above:
+        status = "stalled"
+    common = {"budget": plan.budget, "status": status, "commit": wishes.commit, "command": wishes.command,
+              "train": plan.stages[0].line, "hardware": outcome.get("hardware", ""),
+              "jobs": wishes.jobs, "versions": provenance.versions(), "time": provenance.origin()["time"],
+              "digest": plan.digest}
+    rows = []
+    for cut in dict.fromkeys(one.cut for one in plan.evaluations) or [""]:
+        evaluations = [one for one in plan.evaluations if one.cut == cut]
+        figures: dict[str, float] = {}
+        for one in evaluations:
+            found = score_figures(_text(Path(one.scores))) if status in ("done", "stalled") else {}
+            figures |= {f"{one.test} {name}": value for name, value in found.items()}
+            speed = decoding_speed(_text(log_path(plan.folder, one.stage))) if found else None
+            if speed is not None:
+                figures[f"{one.test} sentences/s"] = speed
+        seconds = {name: record["seconds"] for name, record in records.items()
+                   if name in ("train", "average") or name in {one.stage for one in evaluations}}
+        row = {"kind": RUN, "recipe": plan.recipe, "variant": plan.variant, "cut": cut, "seed": plan.seed, **common,
+               "figures": figures | (training if not cut else {}), "seconds": seconds}
+        if outcome["message"]:
+            row["message"] = outcome["message"]
+        rows.append(row)
+        if status not in ("done", "stalled"):
+            break
+    return rows
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def run_recipes(recipes: Sequence[Recipe], places: Places, wishes_of: Callable[[Recipe], Wishes], stop_after: float) -> None:
+    """One after the other; a recipe that fails is told, and the others go on."""
+    with StopWish(console.notice) as wish:
+        stopping = Stopping(stop_after, wish)
+        runners = [Runner(recipe, places, wishes_of(recipe), stopping) for recipe in recipes]
+        unsettled, problems = 0, []
+        for runner in runners:
+            if stopping.is_due:
+                unsettled += 1
+                continue
+            try:
+                unsettled += not runner.run()
+            except LaminaError as error:
+                problems.append(str(error))
+                console.warn(str(error))
+    rows = [row for row in latest(read_rows(places.out / FILE_NAME)) if row["kind"] == RUN]
+    console.notice(f"{len(rows)} rows in {places.out / FILE_NAME}, tables in {places.out / TABLE_NAME}")
+    if wish.signal is not None:
+        raise StopSignal(f"stopped by {wish.signal.name}: the same command goes on from there.", wish.signal)
+    if problems:
+        raise LaminaError(problems[0])
+    if unsettled and stopping.is_due:
+        console.notice(f"time is up (--stop-after): {unsettled} of {len(recipes)} recipes are not finished, the same command "
+                       "goes on from there")
+    elif unsettled:
+        raise LaminaError(f"some runs of {unsettled} of {len(recipes)} recipes failed; {places.out / TABLE_NAME} says which, "
+                          "and the same command tries them again.")

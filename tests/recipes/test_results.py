@@ -1,0 +1,81 @@
+"""Figures off logs, rows and tables."""
+
+import json
+
+import pytest
+
+from lamina.cli import main
+from lamina.errors import DataError
+from lamina.recipes.figures import decoding_speed, score_figures, training_figures
+from lamina.recipes.results import append_rows, read_rows, render, spread
+
+LOG = """$ lamina train x
+{"note": "model"}
+{"epoch": 1, "loss": 9.0, "nll_loss": 8.5, "wps": 1000.0, "num_updates": 10, "mem_gib": 1.5}
+{"epoch": 1, "where": "valid", "num_updates": 10, "loss": 8.0, "nll_loss": 7.5}
+{"epoch": 1, "loss": 7.0, "nll_loss": 6.5, "wps": 3000.0, "num_updates": 20, "mem_gib": 2.0}
+{"epoch": 2, "where": "valid", "num_updates": 21, "loss": 8.0, "nll_loss": 7.8}
+{"epoch": 2, "los"""
+
+
+def row(**changes):
+    return {"kind": "run", "recipe": "r", "variant": "v", "cut": "", "seed": 1, "budget": 1.0, "status": "done",
+            "figures": {"BLEU": 40.0}, "seconds": {"train": 60.0}, "command": "lamina recipe run r", "hardware": "GPU",
+            "commit": "abc", **changes}
+
+
+def test_figures_of_training(tmp_path):
+    (tmp_path / "log").write_text(LOG)
+    assert training_figures(tmp_path / "log") == {"updates": 21, "train loss": 6.5, "tokens/s": 2000.0, "GiB": 2.0,
+                                                  "valid loss": 7.8, "best valid loss": 7.5}
+    assert training_figures(tmp_path / "nothing") == {}
+
+
+def test_figures_of_scores():
+    assert score_figures("BLEU4 = 41.59, 75.0/51.7 (BP=0.954)\nsignature\nchrF2 = 60.10\n") == {"BLEU": 41.59, "chrF": 60.1}
+    assert score_figures("ROUGE-1 = 38.12, ROUGE-2 = 12.90, ROUGE-L = 30.45, ROUGE-Lsum = 30.44\n") == {
+        "ROUGE-1": 38.12, "ROUGE-2": 12.9, "ROUGE-L": 30.45, "ROUGE-Lsum": 30.44}
+    assert score_figures("M2 F0.5 = 45.10 (P=1.00, R=2.00)\n") == {"M2": 45.1}
+    assert score_figures("GLEU = 50.12 (std=0.10)\n") == {"GLEU": 50.12}
+    lines = "| by word: Loss (base 2): 5.00, Perplexity: 32.00 (9 words)\nLoss (base 2): 4.1234, Perplexity: 17.43\n"
+    assert score_figures(lines) == {"word ppl": 32.0, "ppl": 17.43}
+    assert decoding_speed("| translated 6 lines (10 tokens) in 0.1 s (60.00 sentences/s, 100.00 tokens/s)\n") == 60.0
+    assert decoding_speed("") is None
+
+
+def test_the_last_row_about_a_thing_counts(tmp_path):
+    path = tmp_path / "results.jsonl"
+    append_rows(path, [row(status="failed")])
+    append_rows(path, [row(), row(seed=2, figures={"BLEU": 42.0})])
+    append_rows(path, [row()])
+    assert len(read_rows(path)) == 3
+    table = render(read_rows(path))
+    assert "| v | all | 1,2 | done | 41.00 ± 1.41 | 60 ± 0 |" in table
+    assert "commit abc" in table
+
+
+def test_a_line_cut_short_is_forgotten_and_a_strange_one_is_told(tmp_path, capsys):
+    path = tmp_path / "results.jsonl"
+    path.write_text(json.dumps(row()) + "\n" + '{"kind": "ru')
+    assert len(read_rows(path)) == 1
+    path.write_text("no\n" + json.dumps(row()) + "\n")
+    with pytest.raises(DataError, match="line 1 is not a JSON line"):
+        read_rows(path)
+    assert main(["recipe", "table", str(path)]) == 2
+    assert main(["recipe", "table", str(tmp_path / "nothing")]) == 2
+    assert "there is no results file" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_comparisons_and_statuses():
+    compared = {"kind": "comparison", "recipe": "r", "variant": "v", "cut": "", "seed": 1, "budget": 1.0, "baseline": "plain",
+                "test": "t", "figures": {"bleu": {"difference": 0.512, "p": 0.0312}}}
+    table = render([row(), row(seed=2, status="diverged", figures={}), compared])
+    assert "1 done, 1 diverged" in table
+    assert "| v | all | plain | 1 | t | bleu | +0.51 | 0.031 |" in table
+    assert render([]) == "No results yet.\n"
+
+
+def test_spread():
+    assert spread([]) == ""
+    assert spread([512345.6]) == "512,346"
+    assert spread([1.0, 2.0, 3.0]) == "2.00 ± 1.00"

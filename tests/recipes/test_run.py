@@ -1,0 +1,234 @@
+"""`lamina recipe run`: from text to a row of results, stopped, killed and gone on with."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lamina.cli import main
+from lamina.recipes import worker
+from lamina.recipes.results import read_rows
+from small_recipe import CORPUS, LM_CORPUS, LM_RECIPE, RECIPE, TRAIN, write_recipe
+
+SMALL_ENOUGH = 5 * 2**20  # bytes that a run's records may have
+
+
+def words(folder, path, *flags, out="out"):
+    return ["recipe", "run", str(path), "--data", str(folder / "downloads"), "--out", str(folder / out), "--workers", "1",
+            *flags]
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Runs worked on right here, which saves the seconds that it takes to load torch."""
+    def popen(command, **_):
+        worker.main(Path(command[-1]))
+        return type("Done", (), {"poll": lambda self: 0, "returncode": 0})()
+
+    monkeypatch.setattr("lamina.recipes.runner.subprocess.Popen", popen)
+    monkeypatch.setattr("lamina.recipes.worker.signal.signal", lambda *_: None)
+    monkeypatch.setattr("lamina.recipes.worker._end_with_parent", lambda _: None)
+
+
+def test_from_text_to_results(tmp_path, in_process, capsys):
+    path, out = write_recipe(tmp_path), tmp_path / "out"
+    assert main(words(tmp_path, path, "--seeds", "3")) == 0
+    rows = read_rows(out / "results.jsonl")
+    assert [(row["kind"], row["variant"], row["cut"], row["seed"]) for row in rows] == [
+        ("run", "plain", "", 3), ("run", "fused", "", 3), ("run", "fused", "half", 3),
+        ("comparison", "fused", "", 3), ("comparison", "fused", "half", 3)]
+    plain, fused, half, compared, _ = rows
+    for row in (plain, fused):
+        assert row["status"] == "done"
+        assert {"news BLEU", "news chrF", "news sentences/s", "updates", "valid loss", "tokens/s"} <= row["figures"].keys()
+        assert row["figures"]["updates"] == 9
+        assert row["seconds"]["train"] > 0
+        assert row["command"] == shlex.join(["lamina", *words(tmp_path, path, "--seeds", "3")])
+        assert row["hardware"]
+        assert row["versions"]["lamina"]
+    assert "--surfacefusion=att" in fused["train"]
+    assert "--seed=3" in fused["train"]
+    assert "news BLEU" in half["figures"]
+    assert "updates" not in half["figures"]
+    assert compared["baseline"] == "plain"
+    assert set(compared["figures"]) == {"bleu", "chrf"}
+    assert 0 < compared["figures"]["bleu"]["p"] <= 1
+    # What is small lies apart from what is large, of which the measured model stays.
+    assert sum(file.stat().st_size for file in (out / "runs").rglob("*") if file.is_file()) < SMALL_ENOUGH
+    assert [file.name for file in (out / "work" / "checkpoints" / "small" / "fused.seed3").iterdir()] == ["model.pt"]
+    table = (out / "results.md").read_text()
+    assert "| fused | half | 3 | done |" in table
+    # Again: nothing is left to do, and nothing is done.
+    capsys.readouterr()
+    assert main(words(tmp_path, path, "--seeds", "3")) == 0
+    assert "2 of 2 runs are there already" in capsys.readouterr().err
+    assert read_rows(out / "results.jsonl") == rows
+    assert main(["recipe", "table", str(out)]) == 0
+    assert "fused" in capsys.readouterr().out
+
+
+def test_a_language_model_and_its_cuts(tmp_path, in_process):
+    path = write_recipe(tmp_path, "lm", LM_RECIPE, LM_CORPUS)
+    assert main(words(tmp_path, path)) == 0
+    rows = read_rows(tmp_path / "out" / "results.jsonl")
+    assert [row["cut"] for row in rows] == ["", "first", "searched"]
+    for row in rows:
+        assert row["figures"]["valid ppl"] > 1
+        assert row["figures"]["test ppl"] > 1
+    assert (tmp_path / "out" / "work" / "checkpoints" / "lm" / "default.seed1" / "searched.pt").exists()
+
+
+def test_what_diverges_is_a_result_and_what_fails_is_tried_again(tmp_path, in_process, capsys):
+    """Whatever happens to one variant, the others go on."""
+    variants = {"burst": {"train": {"lr": 1e30, "warmup-updates": 0}}, "broken": {"train": {"restore-file": "broken.pt"}},
+                "fine": {}}
+    recipe = {**RECIPE, "variants": variants, "baseline": "", "tiers": {}, "seeds": [1],
+              "train": {**TRAIN, "clip-norm": 0.0, "max-update": 40, "save-interval-updates": 5}}
+    path = write_recipe(tmp_path, "mixed", recipe)
+    broken = tmp_path / "out" / "work" / "checkpoints" / "mixed" / "broken.seed1" / "broken.pt"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"no checkpoint")
+    assert main(words(tmp_path, path)) == 2
+    rows = {row["variant"]: row for row in read_rows(tmp_path / "out" / "results.jsonl")}
+    assert {name: row["status"] for name, row in rows.items()} == {"burst": "diverged", "broken": "failed", "fine": "done"}
+    assert "diverged" in rows["burst"]["message"]
+    assert "broken.pt" in rows["broken"]["message"]
+    assert "some runs of 1 of 1 recipes failed" in capsys.readouterr().err.splitlines()[-1]
+    broken.unlink()
+    assert main(words(tmp_path, path)) == 0
+    rows = {row["variant"]: row for row in read_rows(tmp_path / "out" / "results.jsonl")}
+    assert {name: row["status"] for name, row in rows.items()} == {"burst": "diverged", "broken": "done", "fine": "done"}
+
+
+def test_a_run_that_learns_nothing_has_stalled(tmp_path, in_process):
+    recipe = {**RECIPE, "stalled-above": 0.5, "variants": {"only": {}}, "baseline": "", "tiers": {}, "seeds": [1]}
+    assert main(words(tmp_path, write_recipe(tmp_path, recipe=recipe))) == 0
+    (row,) = read_rows(tmp_path / "out" / "results.jsonl")
+    assert row["status"] == "stalled"
+    assert "news BLEU" in row["figures"]
+
+
+def test_other_settings_in_the_same_folder_are_refused(tmp_path, in_process, capsys):
+    path = write_recipe(tmp_path, recipe={**RECIPE, "variants": {"plain": {}}, "seeds": [1], "tiers": {}})
+    assert main(words(tmp_path, path)) == 0
+    assert main(words(tmp_path, path, "--train-flags", "--dropout 0.2")) == 2
+    assert "holds a run with other settings" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_killed_and_gone_on_with(tmp_path):
+    """SIGKILL to the command: its worker saves and ends, and the next command trains only what is left."""
+    recipe = {**RECIPE, "variants": {"plain": {}}, "seeds": [1], "tiers": {}, "average": None, "model": "checkpoint_last.pt",
+              "train": {**TRAIN, "max-update": 5000}}
+    path = write_recipe(tmp_path, recipe=recipe)
+    command = [sys.executable, "-m", "lamina", *words(tmp_path, path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    last = tmp_path / "out" / "work" / "checkpoints" / "small" / "plain.seed1" / "checkpoint_last.pt"
+    _wait(last.exists)
+    process.kill()
+    process.wait()
+    outcome = tmp_path / "out" / "runs" / "small" / "plain.seed1" / "outcome.json"
+    _wait(outcome.exists)
+    assert json.loads(outcome.read_text())["status"] == "stopped"
+    assert not read_rows(tmp_path / "out" / "results.jsonl")
+    stopped_after = json.loads(outcome.with_name("stages.json").read_text())["interrupted"]["train"]
+    recipe["train"]["max-update"] = updates_done(last) + 5  # what it had in mind takes too long here
+    write_recipe(tmp_path, recipe=recipe)
+    subprocess.run(command, env=environment, check=True, stderr=subprocess.DEVNULL)
+    (row,) = read_rows(tmp_path / "out" / "results.jsonl")
+    assert row["status"] == "done"
+    log = (tmp_path / "out" / "runs" / "small" / "plain.seed1" / "logs" / "train.log").read_text()
+    assert log.count('"num_updates": 1,') == 1, "the first update was made once"
+    assert row["figures"]["updates"] == recipe["train"]["max-update"]
+    assert row["seconds"]["train"] > stopped_after
+
+
+def updates_done(path):
+    from lamina.checkpoint.format import load_checkpoint
+
+    return load_checkpoint(path).training["progress"]["updates"]
+
+
+def _wait(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.1)
+
+
+def test_stop_after_and_go_on(tmp_path, monkeypatch):
+    recipe = {**RECIPE, "variants": {"plain": {}}, "seeds": [1], "tiers": {}, "train": {**TRAIN, "max-update": 100000}}
+    path = write_recipe(tmp_path, recipe=recipe)
+    started = time.monotonic()
+    assert main(words(tmp_path, path, "--stop-after", "0.2")) == 0
+    assert time.monotonic() - started < 60
+    assert not read_rows(tmp_path / "out" / "results.jsonl")
+
+
+def test_a_signal_reaches_the_runs(tmp_path):
+    recipe = {**RECIPE, "variants": {"plain": {}}, "seeds": [1], "tiers": {}, "train": {**TRAIN, "max-update": 100000}}
+    path = write_recipe(tmp_path, recipe=recipe)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-m", "lamina", *words(tmp_path, path)], env=environment,
+                               stderr=subprocess.PIPE, text=True)
+    _wait((tmp_path / "out" / "work" / "checkpoints" / "small" / "plain.seed1" / "checkpoint_last.pt").exists)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "stopped by SIGINT: the same command goes on from there" in told
+    outcome = tmp_path / "out" / "runs" / "small" / "plain.seed1" / "outcome.json"
+    assert json.loads(outcome.read_text())["status"] == "stopped"
+
+
+def test_the_commands_of_a_dry_run_can_be_run_by_hand(tmp_path, capsys):
+    path = write_recipe(tmp_path)
+    assert main(words(tmp_path, path, "--dry-run", "--tier", "1", "--budget", "1.0x")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not (tmp_path / "out").exists()
+    assert any("--max-update=9 " in line and "--warmup-updates=4 " in line for line in lines)
+    for line in lines:
+        if line.startswith("mkdir -p "):
+            Path(line.split()[2]).mkdir(parents=True)
+        if not line.startswith("lamina "):
+            continue
+        command, _, output = line.partition(" > ")
+        capsys.readouterr()
+        assert main(shlex.split(command)[1:]) == 0, line
+        if output:
+            Path(output).write_text(capsys.readouterr().out)
+    (score,) = (tmp_path / "out" / "runs" / "small").rglob("*.score")
+    assert score.read_text().startswith("BLEU4 = ")
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--variants", "plane"], "has no variant 'plane'. Did you mean plain"), (["--tier", "7"], "is in tier 7"),
+    (["--budget", "much"], "--budget is 'much'"), (["--budget", "0x"], "must be above 0"), (["--seeds", "-1"], "--seeds"),
+    (["--jobs", "0"], "--jobs is 0"), (["--train-flags", "'"], "--train-flags"),
+    (["--train-flags", "--lr x"], "small plain seed 1"),
+    (["--corpus", "multi30k"], "Did you mean multi30k_bpe"), (["--stop-after", "-1"], "--stop-after"),
+])
+def test_bad_wishes(tmp_path, capsys, flags, message):
+    path = write_recipe(tmp_path)
+    assert main(words(tmp_path, path, *flags)) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_data(tmp_path, capsys, in_process):
+    path = write_recipe(tmp_path)
+    assert main(["recipe", "run", str(path), "--data", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]) == 2
+    assert "is no folder. It should hold train.{lang}" in capsys.readouterr().err
+    (tmp_path / "downloads" / "valid.xx").unlink()
+    assert main(words(tmp_path, path)) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: corpus small, prepare: ")
+    assert "has no valid.xx" in last
+    assert CORPUS["valid"] == ["valid.{lang}"]
