@@ -56,7 +56,7 @@ def most_likely(log_probs: Tensor, scores: Tensor, uniforms: Tensor | None = Non
     Of M candidates none lies outside the M spans of the vocabulary whose best are the best: one pass finds the best of each
     span, and only the spans that count are sorted.
     """
-    batch, num_beams, vocab = log_probs.shape
+    _, num_beams, vocab = log_probs.shape
     number = min(CANDIDATES_PER_BEAM * num_beams, num_beams * vocab)
     num_whole, rest = divmod(vocab, SPAN)
     spans = log_probs[:, :, : num_whole * SPAN].unflatten(2, (num_whole, SPAN)).amax(dim=3)
