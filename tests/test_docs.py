@@ -14,7 +14,9 @@ from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, retired_for
 from lamina.config.fields import unique_leaves
 from lamina.config.parser import parse, resolve
 from lamina.config.train import TrainConfig
-from lamina.docs import config_class, migration_row, pages, write_pages
+from lamina.docs import config_class, migration_row, pages, results_page, write_pages
+from lamina.recipes.recipe import all_names, find_recipe
+from lamina.recipes.results import read_rows
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted((ROOT / "docs").glob("*.md"))
@@ -44,6 +46,29 @@ def command_lines(text):
 def test_generated_pages_are_up_to_date(name):
     path = ROOT / "docs" / name
     assert (read(path) if path.exists() else "") == pages()[name], f"docs/{name} is out of date: run `make docs`"
+
+
+def test_results_are_those_of_the_results_file():
+    assert read(ROOT / "docs" / "results.md") == results_page(ROOT / "docs"), "tables of docs/results.md: run `make docs`"
+
+
+def test_no_claim_without_a_run():
+    """A claim whose recipes have no rows is marked as not run, and only such a one."""
+    page = read(ROOT / "docs" / "results.md")
+    run = {row["recipe"] for row in read_rows(ROOT / "docs" / "results.jsonl") if row["kind"] == "run"}
+    for line in page.split("| claim |")[1].split("\n\n")[0].splitlines()[2:]:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        heading = re.search(r"\(#([\w-]+)\)", cells[5])[1].replace("-", "[- ]")
+        section = re.split(rf"(?mi)^## {heading}$", page)[1].split("\n## ")[0]
+        is_run = bool(set(re.findall(r"<!-- table: (\w+) -->", section)) & run)
+        assert is_run or cells[2:5] == ["not run", "", ""], line
+        assert not is_run or all(cells[2:5]), line
+
+
+def test_every_experiment_of_a_tier_has_a_table():
+    page = read(ROOT / "docs" / "results.md")
+    for name in all_names():
+        assert (f"<!-- table: {name} -->" in page) == bool(find_recipe(name).tiers), name
 
 
 def test_pages_are_written(tmp_path):

@@ -13,6 +13,7 @@ from lamina.cli import COMMANDS, load
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, Retired, retired_for
 from lamina.config.fields import Leaf, default_text, flatten, leaves, unique_leaves
 from lamina.config.presets import PRESETS, TASK_PRESETS
+from lamina.recipes.results import fill_page, read_rows
 
 NOTE = "<!-- Written by `make docs` from the configuration classes: change those, or src/lamina/docs.py. -->"
 
@@ -344,6 +345,15 @@ def write_pages(folder: Path) -> list[Path]:
     return [folder / name for name in pages()]
 
 
+def results_page(folder: Path) -> str:
+    """results.md with the tables of results.jsonl beside it; what was not run is marked so."""
+    return fill_page((folder / "results.md").read_text(encoding="utf-8"), read_rows(folder / "results.jsonl"))
+
+
 if __name__ == "__main__":
-    for path in write_pages(Path(sys.argv[1] if len(sys.argv) > 1 else "docs")):
+    docs = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
+    for path in write_pages(docs):
         print(f"| wrote {path}")
+    if (docs / "results.md").exists():
+        (docs / "results.md").write_text(results_page(docs), encoding="utf-8")
+        print(f"| filled the tables of {docs / 'results.md'}")

@@ -7,7 +7,7 @@ import pytest
 from lamina.cli import main
 from lamina.errors import DataError
 from lamina.recipes.figures import decoding_speed, score_figures, training_figures
-from lamina.recipes.results import append_rows, read_rows, render, spread
+from lamina.recipes.results import append_rows, fill_page, read_rows, render, shared_command, spread
 
 LOG = """$ lamina train x
 {"note": "model"}
@@ -79,3 +79,32 @@ def test_spread():
     assert spread([]) == ""
     assert spread([512345.6]) == "512,346"
     assert spread([1.0, 2.0, 3.0]) == "2.00 ± 1.00"
+
+
+def test_a_page_is_filled():
+    page = "# A\n\n<!-- table: r -->\nold\n<!-- end -->\n\n<!-- table: other -->\n<!-- end -->\n"
+    filled = fill_page(page, [row()])
+    assert "| v | all | 1 | done | 40.00 | 60 |" in filled
+    assert "<!-- table: other -->\n\nNot run.\n\n<!-- end -->" in filled
+    assert "old" not in filled
+    assert fill_page(filled, [row()]) == filled
+
+
+def test_a_command_as_others_would_type_it():
+    line = "lamina recipe run r --data /my/disk --out=x --stop-after 9 --tier 1 --commit abc --jobs 4"
+    assert shared_command(line) == "lamina recipe run r --data downloads --tier 1"
+
+
+def test_figures(tmp_path, capsys):
+    rows = [row(seed=1), row(seed=2, figures={"BLEU": 42.0, "updates": 9}), row(variant="w", cut="half"), row(variant="w")]
+    append_rows(tmp_path / "results.jsonl", rows)
+    for number in (1, 2):
+        log = tmp_path / "runs" / "r" / f"v.seed{number}" / "logs" / "train.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(LOG)
+    assert main(["recipe", "table", str(tmp_path), "--figures", str(tmp_path / "figures")]) == 0
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["r-loss.csv", "r-loss.png", "r.csv", "r.png"]
+    assert (tmp_path / "figures" / "r.csv").read_text().splitlines() == [
+        "variant,layers,seeds,BLEU", "v,all,2,41.0000", "w,half,1,40.0000", "w,all,1,40.0000"]
+    assert (tmp_path / "figures" / "r-loss.csv").read_text().splitlines()[1] == "v.seed1,10,7.5000"
+    assert (tmp_path / "figures" / "r.png").stat().st_size < 50_000

@@ -85,3 +85,8 @@ def show_table(config: RecipeTableConfig) -> None:
         raise DataError(f"there is no results file {path}. `lamina recipe run` makes one.")
     rows = [row for row in read_rows(path) if config.recipe in (None, row["recipe"])]
     print(render(rows), end="")
+    if config.figures is not None:
+        from lamina.recipes.charts import draw_recipes
+
+        for file in draw_recipes(rows, path.parent / "runs", Path(config.figures)):
+            console.notice(f"wrote {file}")

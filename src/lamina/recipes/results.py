@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -63,16 +65,29 @@ def latest(rows: Iterable[Row]) -> list[Row]:
 
 
 def render(rows: Sequence[Row]) -> str:
-    """Markdown: a table for each recipe, a line for each variant and cut, means over the seeds."""
-    runs = [row for row in latest(rows) if row["kind"] == RUN]
-    comparisons = [row for row in latest(rows) if row["kind"] == COMPARISON]
-    blocks = []
-    for recipe in dict.fromkeys(row["recipe"] for row in runs):
-        own = [row for row in runs if row["recipe"] == recipe]
-        blocks.append(f"## {recipe}\n\n" + _table(own) + _origins(own))
-        if compared := [row for row in comparisons if row["recipe"] == recipe]:
-            blocks.append(_comparison_table(compared))
-    return "\n".join(blocks) if blocks else "No results yet.\n"
+    """Markdown: a section for each recipe."""
+    recipes = dict.fromkeys(row["recipe"] for row in rows)
+    return "\n".join(f"## {recipe}\n\n{section(recipe, rows)}" for recipe in recipes) or "No results yet.\n"
+
+
+def section(recipe: str, rows: Sequence[Row]) -> str:
+    """A line for each variant and cut, means over the seeds; where they come from; comparisons."""
+    own = [row for row in latest(rows) if row["recipe"] == recipe]
+    runs = [row for row in own if row["kind"] == RUN]
+    if not runs:
+        return "Not run.\n"
+    blocks = [_table(runs), _origins(runs)]
+    if compared := [row for row in own if row["kind"] == COMPARISON]:
+        blocks.append(_comparison_table(compared))
+    return "\n".join(blocks)
+
+
+BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def fill_page(page: str, rows: Sequence[Row]) -> str:
+    """A page with what belongs between `<!-- table: RECIPE -->` and `<!-- end -->`."""
+    return BLOCK.sub(lambda match: f"{match[1]}\n{section(match[2], rows)}\n{match[3]}", page)
 
 
 def _table(rows: list[Row]) -> str:
@@ -99,9 +114,28 @@ def _statuses(rows: list[Row]) -> str:
 def _origins(rows: list[Row]) -> str:
     hardware = ", ".join(dict.fromkeys(row.get("hardware") or "unknown hardware" for row in rows))
     commits = ", ".join(dict.fromkeys((row.get("commit") or "unknown")[:12] for row in rows))
-    commands = "\n".join(dict.fromkeys(row["command"] for row in rows))
-    return (f"\n{hardware}; commit {commits}; losses in bits a token, ± is the standard deviation over seeds.\n\n"
+    commands = "\n".join(dict.fromkeys(shared_command(row["command"]) for row in rows))
+    return (f"{hardware}; commit {commits}; losses in bits a token, ± is the standard deviation over seeds.\n\n"
             f"```sh\n{commands}\n```\n")
+
+
+# What depends on the machine and the day: whoever repeats a run has others.
+OWN_OPTIONS = ("--out", "--work", "--stop-after", "--commit", "--workers", "--keep-checkpoints", "--jobs")
+
+
+def shared_command(line: str) -> str:
+    """A command as others would type it: `--data downloads`, and their own folders."""
+    kept: list[str] = []
+    words = iter(shlex.split(line))
+    for word in words:
+        name, has_value, _ = word.partition("=")
+        if name in OWN_OPTIONS or name == "--data":
+            if not has_value:
+                next(words, None)
+            kept += ["--data", "downloads"] if name == "--data" else []
+        else:
+            kept.append(word)
+    return shlex.join(kept)
 
 
 def _comparison_table(rows: list[Row]) -> str:

@@ -1,0 +1,85 @@
+"""Figures of results: what was measured by variant and depth, and how losses fell."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lamina.analysis.charts import COLUMN_WIDTH, LINE_STYLES, small_print
+from lamina.analysis.figures import COLOURS, MARKERS, new_figure, save_figure
+from lamina.recipes.figures import training_rows
+from lamina.recipes.results import RUN, Row, latest
+
+# A grid of 45 runs has no figure of curves that anybody could read.
+MOST_CURVES = 14
+# Known of every training run, and drawn as curves instead.
+OF_TRAINING = ("updates", "train loss", "tokens/s", "GiB", "valid loss", "best valid loss")
+
+
+def draw_recipes(rows: Sequence[Row], runs: Path, folder: Path) -> list[Path]:
+    """RECIPE.png and RECIPE-loss.png, each with its numbers; the files written."""
+    written: list[Path] = []
+    measured = [row for row in latest(rows) if row["kind"] == RUN]
+    for recipe in dict.fromkeys(row["recipe"] for row in measured):
+        own = [row for row in measured if row["recipe"] == recipe]
+        if name := _main_figure(own):
+            written += _draw_figure(folder / f"{recipe}.png", own, name)
+        curves = {path.name: curve for path in sorted((runs / recipe).glob("*")) if (curve := _curve(path))}
+        if curves and len(curves) <= MOST_CURVES:
+            written += _draw_curves(folder / f"{recipe}-loss.png", curves)
+    return written
+
+
+def _main_figure(rows: list[Row]) -> str:
+    names = [name for row in rows for name in row["figures"] if name not in OF_TRAINING]
+    return next((name for name in names if name.endswith("word ppl")), next(iter(names), ""))
+
+
+def _draw_figure(path: Path, rows: list[Row], name: str) -> list[Path]:
+    """Variants side by side; where there are cuts, these, and a series for each variant."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        if name in row["figures"]:
+            groups.setdefault((row["variant"], row["cut"] or "all"), []).append(row["figures"][name])
+    has_cuts = any(cut != "all" for _, cut in groups)
+    places = list(dict.fromkeys(cut if has_cuts else variant for variant, cut in groups))
+    series = list(dict.fromkeys(variant if has_cuts else "" for variant, _ in groups))
+    with small_print():
+        figure, (panel,) = new_figure(max(COLUMN_WIDTH, 0.3 * len(places) + 1.0), 2.6)
+        for number, variant in enumerate(series):
+            points = [(place, groups[key]) for place in places
+                      if (key := (variant, place) if has_cuts else (place, "all")) in groups]
+            shift = 0.15 * (number - (len(series) - 1) / 2)
+            panel.errorbar([places.index(place) + shift for place, _ in points], [statistics.fmean(own) for _, own in points],
+                           yerr=[statistics.stdev(own) if len(own) > 1 else 0.0 for _, own in points], label=variant,
+                           linestyle="none", marker=MARKERS[number % len(MARKERS)], markersize=4, capsize=2,
+                           color=COLOURS[number % len(COLOURS)])
+        panel.set_xticks(range(len(places)), places, rotation=40, ha="right", rotation_mode="anchor")
+        panel.set_ylabel(name)
+        if name.endswith("ppl"):
+            panel.set_yscale("log")
+        if has_cuts:
+            figure.legend(frameon=False, loc="outside upper center", ncols=min(3, len(series)))
+    numbers = [(variant, cut, len(own), f"{statistics.fmean(own):.4f}") for (variant, cut), own in groups.items()]
+    return save_figure(path, figure, ("variant", "layers", "seeds", name), numbers)
+
+
+def _curve(folder: Path) -> list[tuple[int, float]]:
+    """Validation losses by update, in bits a token; training losses where there was no validation."""
+    rows = list(training_rows(folder / "logs" / "train.log"))
+    valid = [(row["num_updates"], row["nll_loss"]) for row in rows if row.get("where") == "valid" and "nll_loss" in row]
+    return valid if len(valid) > 1 else [(row["num_updates"], row["nll_loss"]) for row in rows if "wps" in row]
+
+
+def _draw_curves(path: Path, curves: dict[str, list[tuple[int, float]]]) -> list[Path]:
+    with small_print():
+        figure, (panel,) = new_figure(COLUMN_WIDTH + 1.4, 2.8)
+        for number, (name, points) in enumerate(curves.items()):
+            panel.plot(*zip(*points, strict=True), label=name, color=COLOURS[number % len(COLOURS)],
+                       linestyle=LINE_STYLES[number // len(COLOURS) % len(LINE_STYLES)])
+        panel.set(xlabel="updates", ylabel="loss, bits a token")
+        figure.legend(frameon=False, loc="outside right upper")
+    rows: list[Sequence[Any]] = [(name, update, f"{loss:.4f}") for name, points in curves.items() for update, loss in points]
+    return save_figure(path, figure, ("run", "updates", "loss"), rows)
