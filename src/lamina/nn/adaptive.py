@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lamina.nn.dropout import dropout
 from lamina.nn.embedding import TokenTable
 from lamina.nn.heads import Term
 from lamina.nn.stack import StackOutput
@@ -70,7 +71,7 @@ class Tail(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """What looks at the band's words. (..., D) -> (..., narrow)"""
         weight = self.project.weight
-        return F.dropout(F.linear(x, weight.t() if self.is_turned else weight), self.dropout_p, self.training)
+        return dropout(F.linear(x, weight.t() if self.is_turned else weight), self.dropout_p, self.training)
 
     def log_probs(self, x: Tensor) -> Tensor:
         """Given that it is a word of this band. (..., D) -> (..., words of the band)"""
@@ -94,7 +95,7 @@ class AdaptiveHead(nn.Module):
 
     def terms(self, decoder: StackOutput, source: Any = None) -> list[Term]:
         features = decoder.final if self.project is None else self.project(decoder.final)
-        return [Term(F.dropout(features, self.dropout_p, self.training), 1.0)]
+        return [Term(dropout(features, self.dropout_p, self.training), 1.0)]
 
     @property
     def num_frequent(self) -> int:

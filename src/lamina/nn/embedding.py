@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lamina.nn.dropout import dropout
 from lamina.nn.layout import AnyLayout
 from lamina.rows import FIRST_POSITION
 
@@ -90,6 +91,6 @@ class InputEmbedding(nn.Module):
             x = self.norm(x)
         if self.offers_tokens and self.training and self.dropout_p:
             # One mask for both: fusion sees of a token what the encoder sees of it (Liu et al. 2021, authors' code).
-            mask = F.dropout(torch.ones_like(x), self.dropout_p)
+            mask = dropout(torch.ones_like(x), self.dropout_p, self.training)
             return Embedded(x * mask, tokens * mask)
-        return Embedded(F.dropout(x, self.dropout_p, self.training), tokens)
+        return Embedded(dropout(x, self.dropout_p, self.training), tokens)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lamina.nn.dropout import dropout
 from lamina.nn.embedding import TokenTable
 from lamina.nn.feed_forward import ACTIVATIONS
 
@@ -45,6 +46,6 @@ class SentenceHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) -> (B, C)"""
-        first = F.dropout(x[:, 0], self.dropout_p, self.training)
+        first = dropout(x[:, 0], self.dropout_p, self.training)
         inner = self.activation(self.dense(first))
-        return self.out_proj(F.dropout(inner, self.dropout_p, self.training))
+        return self.out_proj(dropout(inner, self.dropout_p, self.training))

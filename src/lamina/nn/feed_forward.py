@@ -8,6 +8,8 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lamina.nn.dropout import dropout
+
 
 def _identity(x: Tensor) -> Tensor:
     return x
@@ -35,4 +37,4 @@ class FeedForward(nn.Module):
         self.dropout_p = dropout_p
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.dropout(self.activation(self.fc1(x)), self.dropout_p, self.training))
+        return self.fc2(dropout(self.activation(self.fc1(x)), self.dropout_p, self.training))

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from lamina.nn.dropout import dropout
 from lamina.nn.stack import StackOutput
 
 
@@ -110,20 +110,20 @@ class LayerAttention(nn.Module):
     def _embedding(self, encoder: StackOutput) -> Tensor:
         embedding = encoder.states[0] if self.embedding_has_positions else encoder.embedding
         assert embedding is not None, "the stack keeps every state that reads_states names"
-        embedding = F.dropout(embedding, self.dropout_p, self.training)
+        embedding = dropout(embedding, self.dropout_p, self.training)
         return embedding if self.embedding_norm is None else self.embedding_norm(embedding)
 
     def shares(self, reader: int) -> Tensor:
         """How much of each column this decoder layer reads; they sum to 1 but for dropout in training. (L,) or (L, D)"""
         logits = self.weight[reader]
         if self.drops_logits:
-            return F.dropout(logits, self.weight_dropout_p, self.training).softmax(dim=0)
-        return F.dropout(logits.softmax(dim=0), self.weight_dropout_p, self.training)
+            return dropout(logits, self.weight_dropout_p, self.training).softmax(dim=0)
+        return dropout(logits.softmax(dim=0), self.weight_dropout_p, self.training)
 
     def forward(self, prepared: Tensor, reader: int) -> Tensor:
         pattern = "l,lbsd->bsd" if self.weight.dim() == 2 else "ld,lbsd->bsd"
         mixed = torch.einsum(pattern, self.shares(reader), prepared)
-        return F.dropout(self.norm(mixed), self.weight_dropout_p, self.training)
+        return dropout(self.norm(mixed), self.weight_dropout_p, self.training)
 
 
 Memory = LastState | LayerWise | LayerAttention

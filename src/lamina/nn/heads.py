@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.nn.attention import SurfaceAttention
+from lamina.nn.dropout import dropout
 from lamina.nn.embedding import TokenTable
 from lamina.nn.layout import AnyLayout, PackedLayout
 from lamina.nn.prepacked import Prepacked
@@ -89,7 +90,7 @@ class PooledSurface(nn.Module):
             pooled = self._pooled_by_sentence(words, is_word, layout)
         else:
             pooled = words.sum(dim=1) / is_word.sum(dim=1).clamp(min=1) if self.is_mean else words.amax(dim=1)
-        return F.dropout(pooled, self.dropout_p, self.training)[:, None]  # (B, 1, D)
+        return dropout(pooled, self.dropout_p, self.training)[:, None]  # (B, 1, D)
 
     def _pooled_by_sentence(self, words: Tensor, is_word: Tensor, layout: PackedLayout) -> Tensor:
         """words: (1, N, D), is_word: (1, N, 1) -> (sentences and one more, D), as PackedLayout numbers them"""
@@ -162,7 +163,7 @@ class SurfaceHead(nn.Module):
         if self.ffn is not None:
             # One block for both views, in one product.
             both = torch.stack((target, surface))
-            target, surface = both + F.dropout(self.ffn(both), self.dropout_p, self.training)
+            target, surface = both + dropout(self.ffn(both), self.dropout_p, self.training)
         if self.target_linear is not None and self.source_linear is not None:
             target, surface = self.target_linear(target), self.source_linear(surface)
         return self.mix(target, surface)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from lamina.nn.dropout import dropout
 
 
 class Add(nn.Module):
@@ -59,11 +60,11 @@ class PostNorm(nn.Module):
         self.dropout_p = dropout_p
 
     def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.norm(self.add(x, F.dropout(branch(x), self.dropout_p, self.training)))
+        return self.norm(self.add(x, dropout(branch(x), self.dropout_p, self.training)))
 
 
 class PreNorm(PostNorm):
     """add(x, f(norm(x))): the stream itself is never normalised (Xiong et al. 2020)."""
 
     def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.add(x, F.dropout(branch(self.norm(x)), self.dropout_p, self.training))
+        return self.add(x, dropout(branch(self.norm(x)), self.dropout_p, self.training))
