@@ -182,7 +182,8 @@ def test_attention_sums_to_one_over_the_source_and_matches_torch():
     layout = model.encode(source).layout
     # Against torch's own attention: mixing unit vectors, each head gives back its weights.
     unit = torch.eye(7).expand(2, 2, 7, 7)
-    own = torch.nn.functional.scaled_dot_product_attention(attention.split(attention.q_proj(x)), attention.halves(projected)[0], unit)
+    query, (key, _) = attention.split(attention.q_proj(x)), attention.halves(projected)
+    own = torch.nn.functional.scaled_dot_product_attention(query, key, unit)
     torch.testing.assert_close(attention.weights(x, projected, layout), own.mean(dim=1))
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lamina.data.batching import AnyBatch
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.stack import CausalLayer, DecoderLayer, EncoderLayer
+from lamina.train.compiling import compiled
 
 # Before it is recorded a pass runs this often, since libraries set themselves up in their first calls.
 WARM_UPS = 2
@@ -99,7 +100,7 @@ def shape_of(batch: AnyBatch) -> tuple[Any, ...]:
 
 def compiled_parts(model: nn.Module) -> dict[nn.Module, Any]:
     """What to run instead of a model's layers and embeddings; the compiler works when it is first run."""
-    return {part: torch.compile(part.forward, dynamic=False) for part in model.modules() if isinstance(part, COMPILED_PARTS)}
+    return {part: compiled(part.forward) for part in model.modules() if isinstance(part, COMPILED_PARTS)}
 
 
 @contextmanager

@@ -45,11 +45,13 @@ class CapturedPasses:
         key, is_whole = shape_of(batch), self._can_be_whole and runs == ALL_RUN
         if key not in (self._whole if is_whole else self._layers):
             # Recording runs passes for nothing: what they add to is put right again.
-            saved = self.weights.grad.clone(), sums.clone()
+            total = self.weights.grad.clone() if self.weights.accumulates else None
+            saved_sums = sums.clone()
             is_recorded = self._record(key, static, is_whole=is_whole)
             self.weights.forget_grad_()
-            for tensor, value in zip((self.weights.grad, sums), saved, strict=True):
-                tensor.copy_(value)
+            sums.copy_(saved_sums)
+            if total is not None:
+                self.weights.grad.copy_(total)
             if not is_recorded:
                 return None
         return self._whole[key].replay if is_whole else partial(self._pass_by_layers, static, runs, self._layers[key])

@@ -84,10 +84,10 @@ class _LayerGraph:
         return _Replayed.apply(self, x, memory)
 
     def run_forward(self, x: Tensor, memory: Tensor | None) -> Tensor:
-        with torch.no_grad():
-            self._stream.copy_(x)
-            if self._copies_memory and memory is not None and self._memory is not None:
-                self._memory.copy_(memory)
+        # .data, since autograd takes the inputs of a recording for changed after the fact otherwise.
+        self._stream.data.copy_(x)
+        if self._copies_memory and memory is not None and self._memory is not None:
+            self._memory.data.copy_(memory)
         return self._forward.replay().detach()
 
     def run_backward(self, out_grad: Tensor) -> list[Tensor | None]:

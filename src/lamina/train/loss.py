@@ -20,9 +20,10 @@ from lamina.decode.scoring import target_log_probs
 from lamina.nn.adaptive import AdaptiveHead
 from lamina.nn.heads import Term
 from lamina.nn.stack import ALL_RUN, Runs
+from lamina.train.compiling import compiled
 
-# Scores per chunk: 32 MiB in float32 on a CPU, most of which its cache may hold; 128 MiB in half precision on a GPU, where smaller
-# starts to pay for launching kernels and for adding up the gradients of the chunks.
+# Scores per chunk: 32 MiB in float32 on a CPU, most of which its cache may hold; 128 MiB in half precision on a GPU, where
+# smaller starts to pay for launching kernels and for adding up the gradients of the chunks.
 CHUNK_SCORES = {"cpu": 2**23, "cuda": 2**26}
 
 
@@ -190,9 +191,9 @@ def compiled_chunk() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
         loss = (1.0 - smoothing) * nll + smoothing / num_classes * spread
         is_answer = torch.arange(num_classes, device=scores.device) == target[:, None]
         gradient = (wide - normaliser).exp() - smoothing / num_classes - (1.0 - smoothing) * is_answer
-        return loss, nll, (gradient * token_weight[:, None]).to(scores.dtype)
+        return loss, nll, scores.copy_(gradient * token_weight[:, None])
 
-    return torch.compile(score_chunk, dynamic=False)
+    return compiled(score_chunk)
 
 
 def _chunks(num_tokens: int, num_classes: int, device: str) -> Iterator[slice]:

@@ -66,10 +66,9 @@ class Run:
         self.ranks = ranks
         self.device = ranks.device
         self.dtype, notices = _compute_type(config, self.device)
-        # What a captured update needs, and what packed attention has kernels for.
-        self.is_packed = (config.precision.packs and config.precision.cuda_graphs and self.device.type == "cuda"
-                          and self.dtype != torch.float32 and config.task == "translation"
-                          and config.batches.max_tokens is not None)
+        # Where attention has kernels for it.
+        self.is_packed = (config.precision.packs and self.device.type == "cuda" and self.dtype != torch.float32
+                          and config.task == "translation" and config.batches.max_tokens is not None)
         optimization = config.optimization
         self.reporter = Reporter(config.log, ranks, optimization)
         for notice in [*notices, *_advice(config.model)]:
@@ -322,7 +321,7 @@ class Run:
         if self.ranks.size == 1:
             if options.is_sharded:
                 self.reporter.note("--fsdp has no effect on one rank: it holds all weights")
-            return FlatWeights(self.model, self.dtype)
+            return FlatWeights(self.model, self.dtype, accumulates=max(self.config.optimization.update_freq) > 1)
         if options.is_sharded:
             from lamina.train.sharded import ShardedWeights  # here, since it takes a second to import
 

@@ -13,6 +13,7 @@ from lamina.data.batching import AnyBatch
 from lamina.nn.stack import ALL_RUN, Runs
 from lamina.train.captured import Recorder
 from lamina.train.captured_passes import CapturedPasses
+from lamina.train.compiling import compiled
 from lamina.train.loss import batch_loss
 from lamina.train.memory import MemoryLimit
 from lamina.train.optim import build_optimizer
@@ -56,15 +57,19 @@ class Updater:
         self.lr, self.share = (torch.zeros((), device=device, dtype=torch.float64) for _ in range(2))
         self._take_step: Callable[[], Tensor] = self._step
         self._captured: CapturedPasses | None = None
-        if device.type == "cuda" and type(self.weights) is FlatWeights and dtype != torch.float32 and precision.cuda_graphs:
-            self._capture(is_compiled=precision.compiles, note=note)
+        if device.type == "cuda" and precision.cuda_graphs:
+            reason = _why_not_recorded(self.weights, dtype, precision)
+            if reason:
+                note(f"updates are not recorded (--cuda-graphs): {reason}")
+            else:
+                self._capture(is_compiled=precision.compiles, note=note)
 
     def _capture(self, *, is_compiled: bool, note: Callable[[str], None]) -> None:
         """From now on passes are recorded when their shape is known to come again, and the step at its second time."""
         recorder = Recorder()
         self._captured = CapturedPasses(self.model, self.weights, self._backward, recorder, note, is_compiled=is_compiled)
         if is_compiled:
-            self._move_ = torch.compile(self._move_, dynamic=False)  # type: ignore[method-assign]
+            self._move_ = compiled(self._move_)  # type: ignore[method-assign]
 
         def recorded_step() -> Tensor:
             saved = [tensor.clone() for tensor in self._state()]
@@ -92,6 +97,7 @@ class Updater:
         All batches of an update run the same layers; the others have a zero gradient and are stepped like the rest.
         `batches` are this rank's of `total` on all ranks; the first of all is the first rank's, the next the second's.
         """
+        assert self.weights.accumulates or not self.weights.is_half or len(batches) <= 1, "gradients of one batch at most"
         if not self.model.training:
             self.model.train()  # not each time: a deep model has a thousand parts to tell
         own = self._add_up_gradients(batches, seed, runs, total)
@@ -125,8 +131,9 @@ class Updater:
         return torch.cat([self.sums, torch.stack([norm, scale_used, ok.float()]), norms])
 
     def _move_(self, factor: Tensor, ok: Tensor) -> None:
-        self.weights.grad.mul_(factor)
-        self.optimizer.step_(self.weights.grad, self.lr, self._unless_known(ok))
+        grad = self.weights.grad
+        grad = grad.mul_(factor) if grad.dtype == torch.float32 else grad.float().mul_(factor)
+        self.optimizer.step_(grad, self.lr, self._unless_known(ok))
         self.weights.publish_()
 
     def _add_up_gradients(self, batches: Sequence[AnyBatch], seed: int, runs: Runs, total: int | None) -> list[AnyBatch]:
@@ -188,3 +195,13 @@ class Updater:
         if not self.optimization.clip_norm:
             return torch.ones_like(norm)
         return (self.optimization.clip_norm / (norm + CLIP_EPSILON)).clamp(max=1.0)
+
+
+def _why_not_recorded(weights: FlatWeights, dtype: torch.dtype, precision: PrecisionConfig) -> str | None:
+    if dtype == torch.float32:
+        return "that needs half precision"
+    if type(weights) is not FlatWeights:
+        return "several ranks send gradients in the middle of a pass"
+    if precision.checkpoint_activations:
+        return "--checkpoint-activations draws its dropout again, which a recording cannot"
+    return None

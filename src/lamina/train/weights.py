@@ -32,7 +32,8 @@ class FlatWeights:
 
     needs_fillers = False  # whether a rank must run the model as often as the others
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32, *, accumulates: bool = True) -> None:
+        """Where an update is one batch, nothing is added up, and its gradients need no float32 copy: `accumulates` is False."""
         parameters = dict(model.named_parameters())
         self.names = tuple(parameters)
         self.shapes = tuple(parameter.shape for parameter in parameters.values())
@@ -42,7 +43,7 @@ class FlatWeights:
         self.is_half = dtype != torch.float32
         self.compute = torch.zeros(size, device=device, dtype=dtype) if self.is_half else self.master
         self.compute_grad = torch.zeros(size, device=device, dtype=dtype)
-        self.grad = torch.zeros(size, device=device) if self.is_half else self.compute_grad
+        self.grad = torch.zeros(size, device=device) if self.is_half and accumulates else self.compute_grad
         # Cut once: a deep model has a thousand.
         self._grad_views, self._compute_grad_views = list(self.views(self.grad)), list(self.views(self.compute_grad))
         self._parameters: Sequence[nn.Parameter] = tuple(parameters.values())
@@ -72,9 +73,14 @@ class FlatWeights:
 
     def collect_grad_(self) -> None:
         """Add a batch's gradients to the update's, in float32: half precision would lose the small ones of many."""
-        if self.is_half:
+        if self.accumulates:
             self.grad.add_(self.compute_grad)
             self.compute_grad.zero_()
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients are added up in a tensor of their own."""
+        return self.grad is not self.compute_grad
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
@@ -118,7 +124,7 @@ class FlatWeights:
 
     def grad_norms(self) -> Tensor:
         """One norm a parameter, in one multi-tensor kernel; they also tell which gradient was not finite. (P,)"""
-        return torch.stack(torch._foreach_norm(self._grad_views))
+        return torch.stack(torch._foreach_norm(self._grad_views, 2, torch.float32))
 
     @contextmanager
     def whole(self) -> Iterator[None]:
