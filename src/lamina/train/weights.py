@@ -31,6 +31,7 @@ class FlatWeights:
     """
 
     needs_fillers = False  # whether a rank must run the model as often as the others
+    accumulates = False  # whether gradients are added up in a tensor of their own
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32, *, accumulates: bool = True) -> None:
         """Where an update is one batch, nothing is added up, and its gradients need no float32 copy: `accumulates` is False."""
@@ -43,7 +44,8 @@ class FlatWeights:
         self.is_half = dtype != torch.float32
         self.compute = torch.zeros(size, device=device, dtype=dtype) if self.is_half else self.master
         self.compute_grad = torch.zeros(size, device=device, dtype=dtype)
-        self.grad = torch.zeros(size, device=device) if self.is_half and accumulates else self.compute_grad
+        self.accumulates = self.is_half and accumulates
+        self.grad = torch.zeros(size, device=device) if self.accumulates else self.compute_grad
         # Cut once: a deep model has a thousand.
         self._grad_views, self._compute_grad_views = list(self.views(self.grad)), list(self.views(self.compute_grad))
         self._parameters: Sequence[nn.Parameter] = tuple(parameters.values())
@@ -76,11 +78,6 @@ class FlatWeights:
         if self.accumulates:
             self.grad.add_(self.compute_grad)
             self.compute_grad.zero_()
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether gradients are added up in a tensor of their own."""
-        return self.grad is not self.compute_grad
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
