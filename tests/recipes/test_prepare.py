@@ -47,7 +47,8 @@ def write_downloads(folder, dataset):
     for place in [*dataset.train, *dataset.valid, *tests]:
         for side, language in enumerate(dataset.languages or ("en",)):
             filled = place.replace("{lang}", language).replace("{side}", ("src", "ref")[side])
-            names, _, member = filled.rpartition("!")
+            names, _, members = filled.rpartition("!")
+            member = members.split("|")[-1]  # the first is what most have; the last must be found too
             data = content_of(member, language).encode()
             archives.setdefault(names.split("|")[0], {})[member] = gzip.compress(data) if member.endswith(".gz") else data
     for archive, members in archives.items():

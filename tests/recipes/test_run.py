@@ -121,6 +121,19 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path, in_process, cap
     assert "holds a run with other settings" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_data_of_another_description_is_refused(tmp_path, in_process, capsys):
+    path = write_recipe(tmp_path, recipe={**RECIPE, "variants": {"plain": {}}, "seeds": [1], "tiers": {}})
+    assert main(words(tmp_path, path)) == 0
+    text = tmp_path / "out" / "work" / "data" / "small" / "text"
+    (text.parent / "stages.json").unlink()  # killed before it could be noted
+    write_recipe(tmp_path, recipe={**RECIPE, "variants": {"other": {}}, "baseline": "", "seeds": [1], "tiers": {}})
+    assert main(words(tmp_path, path)) == 0
+    write_recipe(tmp_path, recipe={**RECIPE, "variants": {"third": {}}, "baseline": "", "seeds": [1], "tiers": {}},
+                 corpus={**CORPUS, "clean": {"max-length": 9}})
+    assert main(words(tmp_path, path)) == 2
+    assert "was not made from the corpus small as it is described now" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_killed_and_gone_on_with(tmp_path):
     """SIGKILL to the command: its worker saves and ends, and the next command trains only what is left."""
     recipe = {**RECIPE, "variants": {"plain": {}}, "seeds": [1], "tiers": {}, "average": None, "model": "checkpoint_last.pt",
@@ -166,7 +179,7 @@ def test_stop_after_and_go_on(tmp_path, monkeypatch):
     recipe = {**RECIPE, "variants": {"plain": {}}, "seeds": [1], "tiers": {}, "train": {**TRAIN, "max-update": 100000}}
     path = write_recipe(tmp_path, recipe=recipe)
     started = time.monotonic()
-    assert main(words(tmp_path, path, "--stop-after", "0.2")) == 0
+    assert main(words(tmp_path, path, "--stop-after", "0.12")) == 0
     assert time.monotonic() - started < 60
     assert not read_rows(tmp_path / "out" / "results.jsonl")
 

@@ -23,9 +23,12 @@ def write_tar(path, mode="w:gz", **members):
 
 
 @pytest.mark.parametrize("place", ["plain.txt", "packed.txt.gz", "a.tgz!inner/plain.txt", "a.tgz!plain.txt", "a.tar!packed.gz",
-                                   "b.zip!plain.txt", "missing.tgz|a.tgz!plain.txt", "never_downloaded.tgz!plain.txt"])
+                                   "b.zip!plain.txt", "missing.tgz|a.tgz!plain.txt", "never_downloaded.tgz!plain.txt",
+                                   "a.tgz!v9/text|plain.txt", "never_downloaded.tgz!deep.txt"])
 def test_every_kind_of_place(tmp_path, place):
     (tmp_path / "plain.txt").write_bytes(TEXT)
+    (tmp_path / "one" / "two").mkdir(parents=True)
+    (tmp_path / "one" / "two" / "deep.txt").write_bytes(TEXT)
     (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(TEXT))
     write_tar(tmp_path / "a.tgz", **{"other": b"x\n", "./inner/plain.txt": TEXT})
     write_tar(tmp_path / "a.tar", "w", **{"packed.gz": gzip.compress(TEXT)})
@@ -55,7 +58,8 @@ def test_bytes_that_are_not_utf8_are_marked_and_no_error(tmp_path):
 
 @pytest.mark.parametrize(("place", "message"), [
     ("nothing.txt", "has no nothing.txt"), ("nothing.tgz|none.tgz!a/b", r"has no nothing.tgz or none.tgz \(with a/b in it\)"),
-    ("a.tgz!else", "has no else in it; it has other"), ("broken.tgz!x", "not a whole archive"),
+    ("a.tgz!else", "has no else in it; it has other"), ("a.tgz!else|this", "has no else or this in it"),
+    ("broken.tgz!x", "not a whole archive"),
     ("cut.tgz!plain", "Download it again"),
     ("cut.zip!x", "not a whole archive"), ("plain.rar!x", "no archive that is known"), ("open.sgm", "in the middle of a <seg>"),
 ])

@@ -89,5 +89,5 @@ class RecipeTableConfig:
 
     results: str = flag(REQUIRED, "results file (results.jsonl), or the folder that holds it", positional=True)
     recipe: str | None = flag(None, "only this recipe")
-    figures: str | None = flag(None, "folder to draw figures to as well: what was measured by variant, and losses by update where "
-                                     "the logs of the runs lie beside the results", metavar="FOLDER")
+    figures: str | None = flag(None, "folder to draw figures to as well: what was measured by variant, and losses by update "
+                                     "where the logs of the runs lie beside the results", metavar="FOLDER")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,12 @@ class Dataset:
     @property
     def endings(self) -> tuple[str, ...]:
         return self.languages or (TEXT,)
+
+    @property
+    def digest(self) -> str:
+        """Two corpora with the same digest are the same text; notes on them do not count."""
+        settings = {name: value for name, value in asdict(self).items() if name not in ("about", "call")}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def archives(self) -> list[str]:

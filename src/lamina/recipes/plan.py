@@ -191,9 +191,8 @@ def _analyses(recipe: Recipe, variant: Variant, model: Path, folder: Path, place
 
 def _digest(recipe: Recipe, variant: Variant, train: Mapping[str, Any], train_flags: Sequence[str]) -> str:
     """Two runs with the same digest did the same; notes on them do not count."""
-    data = {**asdict(recipe.data), "about": "", "call": ""}
-    settings = {"data": data, "train": train, "more": list(train_flags), "average": recipe.average, "model": recipe.model,
-                "decode": variant.decode, "cuts": [asdict(cut) for cut in variant.cuts]}
+    settings = {"data": recipe.data.digest, "train": train, "more": list(train_flags), "average": recipe.average,
+                "model": recipe.model, "decode": variant.decode, "cuts": [asdict(cut) for cut in variant.cuts]}
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 

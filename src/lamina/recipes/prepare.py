@@ -44,7 +44,8 @@ def prepare(dataset: Dataset, downloads: Path, out: Path, *, workers: int = 1,
         counts = dict(_write_training(dataset, downloads, folder, pool, progress))
         for test in dataset.tests:
             counts[test.name] = _write_test(dataset, test, downloads, folder, pool)
-        (folder / REPORT_NAME).write_text(json.dumps({"corpus": dataset.name, "splits": counts}, indent=1) + "\n")
+        report = {"corpus": dataset.name, "digest": dataset.digest, "splits": counts}
+        (folder / REPORT_NAME).write_text(json.dumps(report, indent=1) + "\n")
     return counts
 
 

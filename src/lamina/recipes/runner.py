@@ -23,9 +23,10 @@ from lamina.files import read_json, whole_file
 from lamina.metrics.significance import paired_bootstrap
 from lamina.recipes.figures import decoding_speed, score_figures, training_figures
 from lamina.recipes.plan import Places, RunPlan, Stage, check_stages, plan_data, plan_run
+from lamina.recipes.prepare import REPORT_NAME
 from lamina.recipes.recipe import Recipe
 from lamina.recipes.results import COMPARISON, FILE_NAME, RUN, SETTLED, TABLE_NAME, append_rows, latest, read_rows, render
-from lamina.recipes.worker import OUTCOME_NAME, PLAN_NAME, is_done, log_path, read_records, write_json
+from lamina.recipes.worker import OUTCOME_NAME, PLAN_NAME, STAGES_NAME, is_done, log_path, read_records, write_json
 from lamina.train.signals import StopWish
 
 ROWS_NAME = "rows.json"
@@ -89,15 +90,25 @@ class Runner:
     # -- the corpus
 
     def _make_data(self) -> bool:
-        folder = self.places.work / "data" / self.recipe.data.name
-        if all(is_done(stage, read_records(folder)) for stage in self.data_stages):
+        data = self.recipe.data
+        folder, text = self.places.work / "data" / data.name, self.places.text(data)
+        records = read_records(folder)
+        if text.exists():
+            try:
+                digest = read_json(text / REPORT_NAME)["digest"]
+            except (OSError, ValueError, KeyError, TypeError):
+                digest = "none"
+            if digest != data.digest:
+                raise DataError(f"{text} was not made from the corpus {data.name} as it is described now. Name another folder "
+                                "with --work, or remove that one.")
+            # Text appears whole or not at all: if only the note of it was lost, it is made all the same.
+            records.setdefault("prepare", {"seconds": 0.0})
+            write_json(folder / STAGES_NAME, records)
+        if all(is_done(stage, records) for stage in self.data_stages):
             return True
-        text = self.places.text(self.recipe.data)
-        if text.exists() and not (text / "corpus.json").exists():
-            raise DataError(f"{text} is there, but was not made by a recipe. Name another folder with --work.")
-        outcome = self._work(folder, f"corpus {self.recipe.data.name}", self.data_stages)
+        outcome = self._work(folder, f"corpus {data.name}", self.data_stages)
         if outcome["status"] == "failed":
-            raise DataError(f"corpus {self.recipe.data.name}, {outcome.get('stage')}: {outcome['message']} (log: "
+            raise DataError(f"corpus {data.name}, {outcome.get('stage')}: {outcome['message']} (log: "
                             f"{log_path(folder, str(outcome.get('stage')))})")
         return outcome["status"] == "done"
 

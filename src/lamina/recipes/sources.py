@@ -1,15 +1,15 @@
 """Lines of text out of the files in which corpora come: plain, packed, in archives, or wrapped in the markup of test sets.
 
-A place is written `ARCHIVE!MEMBER` or `FILE`, below the folder that holds the downloads; `ONE|OTHER!MEMBER` names archives that
-hold the same. An archive may have been unpacked already: the member is then looked for in that folder. Nothing is ever unpacked
-to disk, and a few lines at a time are in memory.
+A place is written `ARCHIVE!MEMBER` or `FILE`, below the folder that holds the downloads. Either may have several names, as
+releases differ: `ONE.tgz|OTHER.zip!name|other name`. An archive may have been unpacked already: the member is then looked for
+in that folder, at most two folders down. Nothing is ever unpacked to disk, and a few lines at a time are in memory.
 """
 
 from __future__ import annotations
 
 import gzip
 import html
-import io
+import lzma
 import re
 import tarfile
 import zipfile
@@ -33,46 +33,62 @@ MAX_SEGMENT_CHARACTERS = 1_000_000
 
 def read_place(folder: Path, place: str) -> Iterator[str]:
     """The sentences of a place, in order; what is not UTF-8 has U+FFFD in it."""
-    member = place.partition("!")[2] or place
-    lines = _raw_lines(folder, place)
-    name = Path(member).name.removesuffix(".gz")
+    path, member = _find(folder, place)
+    lines = _raw_lines(path, member)
+    name = Path(member or path).name.removesuffix(".gz")
     if name.endswith((".sgm", ".sgml", ".xml")):
-        return _segments(lines, member)
+        return _segments(lines, name)
     if name.startswith("train.tags."):
         return _talk_lines(lines)
     return lines
 
 
-def _raw_lines(folder: Path, place: str) -> Iterator[str]:
-    with _opened(folder, place) as file:
-        try:
-            for line in file:
-                yield line.decode("utf-8", errors="replace").rstrip("\r\n")
-        except (EOFError, OSError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
-            raise DataError(f"{folder / place.partition('!')[0]} cannot be read to its end: {error}. Download it "
-                            "again.") from None
+def _find(folder: Path, place: str) -> tuple[Path, str]:
+    """A file, or an archive and the member of it that is meant."""
+    archives, _, members = place.rpartition("!")
+    for member in members.split("|"):
+        for depth in ("", "*/", "*/*/"):
+            for name in (member, member.removesuffix(".gz")):
+                if found := sorted(path for path in folder.glob(depth + name) if path.is_file()):
+                    return found[0], ""
+    path = next((folder / name for name in archives.split("|") if name and (folder / name).is_file()), None)
+    if path is None:
+        wanted = f"{archives.replace('|', ' or ')} (with {members.replace('|', ' or ')} in it)" if archives else members
+        raise DataError(f"{folder} has no {wanted}. Download it into this folder, or name the right one with --data.")
+    if "|" not in members:
+        return path, members
+    with _told(path):
+        names = _member_names(path)
+    for member in members.split("|"):
+        if any(_is_same(name, member) for name in names):
+            return path, member
+    raise _missing(path, members.replace("|", " or "), names)
 
 
 @contextmanager
-def _opened(folder: Path, place: str) -> Iterator[BinaryIO]:
-    archives, _, member = place.rpartition("!")
-    archive = next((name for name in archives.split("|") if (folder / name).is_file()), "")
-    unpacked = [folder / member, folder / member.removesuffix(".gz")]
-    found = next((path for path in unpacked if path.is_file()), None)
+def _told(path: Path) -> Iterator[None]:
     try:
-        if found is not None:
-            with (gzip.open(found) if found.suffix == ".gz" else found.open("rb")) as file:
-                yield cast(BinaryIO, file)
-            return
-        if not archive:
-            wanted = f"{archives.replace('|', ' or ')} (with {member} in it)" if archives else member
-            raise DataError(f"{folder} has no {wanted}. Download it into this folder, or name the right one with --data.")
-        with _in_archive(folder / archive, member) as file:
-            yield cast(BinaryIO, gzip.GzipFile(fileobj=file) if member.endswith(".gz") else file)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{folder / archive} is not a whole archive: {error}. Download it again.") from None
+        yield
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path} is not a whole archive: {error}. Download it again.") from None
     except OSError as error:
-        raise DataError(f"{folder / (archive or member)} cannot be read: {error.strerror or error}.") from None
+        raise DataError(f"{path} cannot be read: {error.strerror or error}. Download it again, if it was cut short.") from None
+
+
+def _raw_lines(path: Path, member: str) -> Iterator[str]:
+    with _told(path), _opened(path, member) as file:
+        for line in file:
+            yield line.decode("utf-8", errors="replace").rstrip("\r\n")
+
+
+@contextmanager
+def _opened(path: Path, member: str) -> Iterator[BinaryIO]:
+    if not member:
+        with (gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
+            yield cast(BinaryIO, file)
+        return
+    with _in_archive(path, member) as inner:
+        yield cast(BinaryIO, gzip.GzipFile(fileobj=inner) if member.endswith(".gz") else inner)
 
 
 @contextmanager
@@ -85,19 +101,31 @@ def _in_archive(path: Path, member: str) -> Iterator[BinaryIO]:
             with archive.open(name) as file:
                 yield cast(BinaryIO, file)
         return
-    if not path.name.endswith(TAR_ENDINGS):
-        raise DataError(f"{path} is no archive that is known here: expected .zip or {', '.join(TAR_ENDINGS)}.")
     seen: list[str] = []
-    # As a stream: the table of contents of a compressed archive lies all over it.
-    with tarfile.open(path, mode="r|*") as archive:
+    with _open_tar(path) as archive:
         for info in archive:
             if info.isfile() and _is_same(info.name, member):
                 inner = archive.extractfile(info)
                 assert inner is not None, "it is a file"
-                yield cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, inner)))
+                yield cast(BinaryIO, inner)
                 return
             seen.append(info.name)
     raise _missing(path, member, seen)
+
+
+def _open_tar(path: Path) -> tarfile.TarFile:
+    if not path.name.endswith(TAR_ENDINGS):
+        raise DataError(f"{path} is no archive that is known here: expected .zip or {', '.join(TAR_ENDINGS)}.")
+    # As a stream: the table of contents of a compressed archive lies all over it.
+    return tarfile.open(path, mode="r|*")
+
+
+def _member_names(path: Path) -> list[str]:
+    if path.name.endswith(".zip"):
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    with _open_tar(path) as archive:
+        return [info.name for info in archive]
 
 
 def _is_same(name: str, member: str) -> bool:
