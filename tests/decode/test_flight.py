@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from lamina.config.decode import SearchConfig
+from lamina.decode import flight
 from lamina.decode.beam import Search
 from lamina.decode.flight import power_of_two
+from lamina.decode.graphs import Graphs
 from lamina.decode.rows import search_rows, sessions
 from lamina.text.vocabulary import EOS, PAD
 from tiny import FUSIONS, VOCABULARY_SIZE, tiny_language_model, tiny_model
@@ -76,6 +78,24 @@ def check_same(ours, theirs):
 def test_company_changes_nothing(model, options, num_slots):
     search, rows = Search([model], config_of(options)), sources()
     check_same(together(search, rows, num_slots), alone(search, rows))
+
+
+class Replayed:
+    """A recording that a processor can play."""
+
+    def __init__(self, function):
+        self.replay = function
+
+
+@pytest.mark.parametrize("num_slots", [1, 8, 19])
+@pytest.mark.parametrize("options", STRATEGIES.values(), ids=STRATEGIES.keys())
+def test_as_on_a_gpu(model, options, num_slots, monkeypatch):
+    """Flags that come a step late, lengths and widths in powers of two, encoder passes of one size."""
+    search, rows = Search([model], config_of(options)), sources()
+    expected = alone(search, rows)
+    monkeypatch.setattr(flight, "works_by_itself", lambda device: True)
+    monkeypatch.setattr(Graphs, "_recorded", lambda self, function: Replayed(function))
+    check_same(together(search, rows, num_slots), expected)
 
 
 @pytest.mark.parametrize("order", ["longest first", "shortest first"])
@@ -161,9 +181,9 @@ def test_against_a_search_written_down_naively(model, beam):
 
 def test_a_given_up_search_leaves_nothing_behind(model):
     search, rows = Search([model], config_of({"beam": 3})), sources()
-    flight = search.each(rows, num_slots=4, device=CPU)
-    next(flight)
-    flight.close()
+    found = search.each(rows, num_slots=4, device=CPU)
+    next(found)
+    found.close()
     check_same(together(search, rows, 4), alone(search, rows))
 
 

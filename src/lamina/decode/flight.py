@@ -48,7 +48,7 @@ class OnItsWay(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor) -> OnItsWay:
         if tensor.device.type == "cpu":
-            return cls(tensor, None)
+            return cls(tensor.clone(), None)
         value = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         value.copy_(tensor, non_blocking=True)
         event = torch.cuda.Event()
@@ -75,7 +75,7 @@ class Flight:
         self.device = device
         self.constraints = constraints
         self.waiting = deque(numbers)
-        self.is_ahead = device.type == "cuda" and constraints is None
+        self.is_ahead = works_by_itself(device) and constraints is None
         self.graphs = Graphs(device, is_on=self.is_ahead and search.config.cuda_graphs)
         num_slots = min(num_slots, len(numbers))
         self.refills = num_slots < len(numbers)
@@ -171,7 +171,7 @@ class Flight:
         if width not in self.inputs:
             self.inputs[width] = entries.to(self.device)
         else:
-            self.inputs[width].copy_(entries.pinned())
+            self.inputs[width].copy_(entries)
         self.graphs(("fill", width), lambda: self.slots.fill_(self.inputs[width]))
 
     def _shrink(self) -> None:
@@ -196,6 +196,11 @@ class Flight:
 
     def _wide(self, width: int) -> int:
         return power_of_two(width, NARROWEST_WIDTH) if self.graphs.is_on else width
+
+
+def works_by_itself(device: torch.device) -> bool:
+    """Whether the host can hand it work and go on."""
+    return device.type == "cuda"
 
 
 def power_of_two(number: int, smallest: int) -> int:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,18 +53,14 @@ class Entries:
         return self.ids[:, NUM_COLUMNS + self.num_prefix :].contiguous()
 
     def copy_(self, other: Entries) -> None:
-        self.ids.copy_(other.ids, non_blocking=True)
+        """The same number of other sentences, in the place of these."""
+        self.ids.copy_(moved(other.ids, self.ids.device))
         if self.uniforms is not None and other.uniforms is not None:
-            self.uniforms.copy_(other.uniforms, non_blocking=True)
-
-    def pinned(self) -> Entries:
-        return self._with(lambda tensor: tensor.pin_memory())
+            self.uniforms.copy_(moved(other.uniforms, self.uniforms.device))
 
     def to(self, device: torch.device) -> Entries:
-        return self._with(lambda tensor: moved(tensor, device))
-
-    def _with(self, change: Callable[[Tensor], Tensor]) -> Entries:
-        return replace(self, ids=change(self.ids), uniforms=None if self.uniforms is None else change(self.uniforms))
+        return replace(self, ids=moved(self.ids, device),
+                       uniforms=None if self.uniforms is None else moved(self.uniforms, device))
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
