@@ -21,7 +21,7 @@ from lamina.config.decode import SearchConfig
 from lamina.decode.alignment import attention_of
 from lamina.decode.candidates import strategy_of
 from lamina.decode.constraints import Constraints
-from lamina.decode.flight import Flight, Found
+from lamina.decode.flight import Finished, Flight
 from lamina.decode.sentences import Sentences, rows_of
 from lamina.decode.trace import Hypothesis
 from lamina.models.decoder_only import DecoderOnly
@@ -63,7 +63,7 @@ class Search:
 
     def each(self, sources: Sequence[np.ndarray], prefixes: Sequence[np.ndarray] | None = None, *, num_slots: int,
              device: torch.device, seeds: Sequence[Sequence[int]] | None = None,
-             constraints: Sequence[Sequence[Sequence[int]]] | None = None) -> Iterator[Found]:
+             constraints: Sequence[Sequence[Sequence[int]]] | None = None) -> Iterator[Finished]:
         """Each sentence's number and hypotheses, as they finish. `num_slots` are searched at a time, in the given order.
 
         Constraints do not change hands: with them, all sentences must have a slot.

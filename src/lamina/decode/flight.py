@@ -36,7 +36,7 @@ NOBODY = -1
 SHORTEST_LENGTH = 32
 NARROWEST_WIDTH = 16
 
-Found = tuple[int, list[Hypothesis]]
+Finished = tuple[int, list[Hypothesis]]  # a sentence's number, and what was found
 
 
 class OnItsWay(NamedTuple):
@@ -93,10 +93,10 @@ class Flight:
         self.is_finished = np.zeros(num_slots, dtype=bool)  # as far as the host knows
         self.flags: deque[tuple[int, OnItsWay]] = deque()
         self.results: deque[tuple[np.ndarray, OnItsWay]] = deque()
-        self.ready: deque[Found] = deque()
+        self.ready: deque[Finished] = deque()
         self.inputs: dict[int, Entries] = {}  # where recorded encoder passes look, by width
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[Finished]:
         while not self.is_finished.all():
             due = self._due()
             if self.slots.reserve_(due.length):
@@ -125,7 +125,7 @@ class Flight:
         """Who is finished, as the flags of the oldest step tell."""
         tick, flags = self.flags.popleft()
         self.is_finished |= flags.get() & (self.filled_at < tick)
-        if self.constraints is not None and not self.is_finished.all():
+        if self.constraints is not None and self.slots.beams is not None and not self.is_finished.all():
             self.constraints.advance_(self.slots.beams, np.flatnonzero(~self.is_finished).tolist())
 
     def _exchange(self) -> None:
@@ -183,7 +183,7 @@ class Flight:
         self.is_finished = self.is_finished[kept]
         self.group = max(1, int(len(kept) * LEAVING_SHARE))
 
-    def _results(self, *, is_last: bool = False) -> Iterator[Found]:
+    def _results(self, *, is_last: bool = False) -> Iterator[Finished]:
         while self.results and (is_last or self.results[0][1].is_here):
             numbers, notes = self.results.popleft()
             lengths = [self.sentences.lengths[number] for number in numbers]

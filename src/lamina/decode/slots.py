@@ -48,7 +48,7 @@ class Slots:
         self.num_ended = torch.zeros(batch, dtype=torch.long, device=device)
         self.is_done = torch.zeros(batch, dtype=torch.bool, device=device)
         self.states, self.tokens, self.scores = self._begin(first)
-        self.parents = torch.zeros_like(self.tokens)
+        self.beams: Candidates | None = None  # what each beam has just said, where constraints ask for it
         self._rows = torch.arange(batch, device=device)
         for state in self.states:
             state.is_even, state.is_done = is_even, self.is_done
@@ -113,13 +113,9 @@ class Slots:
                 state.reorder_(beams.parents)
         self.num_ended += ends.sum(dim=1)
         self.is_done |= (self.num_ended >= num_beams) | self.rules.must_end(steps) | beams.scores.eq(-torch.inf).all(dim=1)
-        for own, new in zip((self.scores, self.tokens, self.parents), beams, strict=True):
-            own.copy_(new)
-
-    @property
-    def beams(self) -> Candidates:
-        """What each beam has just said."""
-        return Candidates(self.scores, self.tokens, self.parents)
+        self.scores.copy_(beams.scores)
+        self.tokens.copy_(beams.tokens)
+        self.beams = None if self.constraints is None else beams
 
     def _log_probs(self, due: Due) -> Tensor:
         """Of each beam's next token: the logarithm of the models' mean probability. (B, K, V)"""
@@ -148,8 +144,8 @@ class Slots:
         for state in self.states:
             state.select_(rows)
         self._rows = self._rows[: len(rows)]
-        self.tokens, self.scores, self.parents, self.num_ended, self.is_done = (
-            part.index_select(0, rows) for part in (self.tokens, self.scores, self.parents, self.num_ended, self.is_done))
+        self.tokens, self.scores, self.num_ended, self.is_done = (
+            part.index_select(0, rows) for part in (self.tokens, self.scores, self.num_ended, self.is_done))
         if self.uniforms is not None:
             self.uniforms = self.uniforms.index_select(1, rows)
         for state in self.states:
