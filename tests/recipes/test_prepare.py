@@ -1,10 +1,6 @@
 """Corpora from small files of the form in which they are downloaded; every description in recipes/data is tried."""
 
-import gzip
-import io
 import json
-import tarfile
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,57 +11,9 @@ from lamina.metrics.m2 import read_m2
 from lamina.recipes.dataset import Cleaning, Dataset, TestSet, read_dataset
 from lamina.recipes.prepare import apply_edits, prepare
 from lamina.recipes.recipe import find_dataset
+from small_recipe import NUM_PAIRS, write_downloads
 
 DATASETS = sorted((Path(__file__).parents[2] / "recipes" / "data").glob("*.yaml"))
-NUM_PAIRS = 30
-
-
-def sentence(language, number):
-    return f"{language} Sentence number {number} says: \"it's (only) a test\" & ends."
-
-
-def content_of(member, language):
-    """What a member of an archive looks like, by its name."""
-    name = Path(member).name.removesuffix(".gz")
-    lines = [sentence(language, number) for number in range(NUM_PAIRS)]
-    if name.endswith(".m2"):
-        return "".join(f"S This are test {number} .\nA 1 2|||R:VERB:SVA|||is|||REQUIRED|||-NONE-|||0\n\n"
-                       for number in range(NUM_PAIRS))
-    if name.endswith((".sgm", ".xml")):
-        escaped = [line.replace("&", "&amp;") for line in lines]
-        return "<doc>\n" + "".join(f'<seg id="{number}"> {line} </seg>\n' for number, line in enumerate(escaped)) + "</doc>\n"
-    if name.startswith("train.tags."):
-        return "<url>x</url>\n<title>" + lines[0] + "</title>\n" + "\n".join(lines[1:]) + "\n<keywords>y</keywords>\n"
-    return "\n".join(lines) + "\n"
-
-
-def write_downloads(folder, dataset):
-    """Small files under the names of the official archives."""
-    archives = {}
-    tests = [place for test in dataset.tests for places in (test.source, *test.references, (test.m2,)) for place in places
-             if place]
-    for place in [*dataset.train, *dataset.valid, *tests]:
-        for side, language in enumerate(dataset.languages or ("en",)):
-            filled = place.replace("{lang}", language).replace("{side}", ("src", "ref")[side])
-            names, _, members = filled.rpartition("!")
-            member = members.split("|")[-1]  # the first is what most have; the last must be found too
-            data = content_of(member, language).encode()
-            archives.setdefault(names.split("|")[0], {})[member] = gzip.compress(data) if member.endswith(".gz") else data
-    for archive, members in archives.items():
-        for member, data in members.items() if not archive else ():
-            (folder / member).parent.mkdir(parents=True, exist_ok=True)
-            (folder / member).write_bytes(data)
-        if archive.endswith(".zip"):
-            with zipfile.ZipFile(folder / archive, "w") as file:
-                for member, data in members.items():
-                    file.writestr(member, data)
-        elif archive:
-            mode = "w:xz" if archive.endswith("xz") else "w" if archive.endswith("tar") else "w:gz"
-            with tarfile.open(folder / archive, mode) as file:
-                for member, data in members.items():
-                    info = tarfile.TarInfo(f"wrapped/{member}")
-                    info.size = len(data)
-                    file.addfile(info, io.BytesIO(data))
 
 
 @pytest.mark.parametrize("path", DATASETS, ids=lambda path: path.stem)

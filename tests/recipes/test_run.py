@@ -13,8 +13,9 @@ import pytest
 
 from lamina.cli import main
 from lamina.recipes import worker
+from lamina.recipes.recipe import find_recipe
 from lamina.recipes.results import read_rows
-from small_recipe import CORPUS, LM_CORPUS, LM_RECIPE, RECIPE, TRAIN, write_recipe
+from small_recipe import CORPUS, LM_CORPUS, LM_RECIPE, RECIPE, TRAIN, write_downloads, write_recipe
 
 SMALL_ENOUGH = 5 * 2**20  # bytes that a run's records may have
 
@@ -82,6 +83,27 @@ def test_a_language_model_and_its_cuts(tmp_path, in_process):
         assert row["figures"]["valid ppl"] > 1
         assert row["figures"]["test ppl"] > 1
     assert (tmp_path / "out" / "work" / "checkpoints" / "lm" / "default.seed1" / "searched.pt").exists()
+
+
+NARROW = ("--encoder-embed-dim=16 --decoder-embed-dim=16 --encoder-ffn-embed-dim=32 --decoder-ffn-embed-dim=32 "
+          "--encoder-attention-heads=2 --decoder-attention-heads=2 --encoder-layers=2 --decoder-layers=2 --log-interval=1 "
+          "--distributed-world-size=1")
+
+
+@pytest.mark.parametrize(("name", "variants"), [("iwslt14_de_en_admin", "6L-admin"),
+                                                ("wmt16_en_ro_surfacefusion", "plain,soft"), ("gec", "surface_fusion")])
+def test_the_papers_own_set_ups_from_small_files_of_the_same_form(tmp_path, in_process, name, variants):
+    """Ten updates of a narrow model, whatever the recipe says; all the rest as it says."""
+    pytest.importorskip("sacremoses")
+    (tmp_path / "downloads").mkdir()
+    recipe = find_recipe(name)
+    write_downloads(tmp_path / "downloads", recipe.data)
+    flags = ["--variants", variants, "--seeds", "1", "--train-flags", NARROW + " --max-update=10 --keep-last-epochs=-1"]
+    assert main(words(tmp_path, name, *flags)) == 0
+    rows = [row for row in read_rows(tmp_path / "out" / "results.jsonl") if row["kind"] == "run"]
+    assert [row["status"] for row in rows] == ["done"] * len(variants.split(","))
+    metric = {"gec": "conll14 M2"}.get(name, f"{recipe.data.tests[0].name} BLEU")
+    assert all(metric in row["figures"] for row in rows)
 
 
 def test_what_diverges_is_a_result_and_what_fails_is_tried_again(tmp_path, in_process, capsys):
