@@ -72,7 +72,7 @@ def test_every_nth_pair_is_held_out(tmp_path):
 
 def test_order_and_pairs_survive_many_workers(tmp_path, monkeypatch):
     monkeypatch.setattr("lamina.recipes.prepare.CHUNK_LINES", 7)
-    monkeypatch.setattr("lamina.recipes.prepare.CHUNKS_AT_A_TIME", 3)
+    monkeypatch.setattr("lamina.recipes.prepare.CHUNKS_A_WORKER", 3)
     lines = [f"Line {number}" for number in range(200)]
     prepare(corpus(tmp_path, lines, lines, cleaning=Cleaning(lowercase=True)), tmp_path, tmp_path / "out", workers=2)
     assert read(tmp_path / "out" / "train.en") == [line.lower() for line in lines] == read(tmp_path / "out" / "train.de")

@@ -24,7 +24,7 @@ from lamina.text.subword import Whitespace, remove_joiners
 from lamina.text.tokenizer import Moses, punctuation_normalizer
 
 CHUNK_LINES = 2000
-CHUNKS_AT_A_TIME = 32  # in memory, whatever the size of the corpus
+CHUNKS_A_WORKER = 4  # in memory at a time, whatever the size of the corpus
 NOT_UTF8 = "�"
 REPORT_NAME = "corpus.json"
 Row = tuple[str, ...]  # a line of each side
@@ -139,7 +139,7 @@ def cleaned(dataset: Dataset, rows: Iterable[Row], pool: Workers, *, filters: bo
     left = iter(rows)
     chunks = iter(lambda: list(islice(left, CHUNK_LINES)), [])
     tasks = (_Task(dataset.cleaning, endings or dataset.endings, chunk, filters) for chunk in chunks)
-    while window := list(islice(tasks, CHUNKS_AT_A_TIME)):
+    while window := list(islice(tasks, CHUNKS_A_WORKER * pool.count)):
         results = dict(pool.results(_clean, window))
         for number in range(len(window)):
             yield from results[number]
