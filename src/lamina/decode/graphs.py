@@ -43,7 +43,10 @@ class Graphs:
 
     def _recorded(self, function: Callable[[], object]) -> torch.cuda.CUDAGraph:
         if self._stream is None:
-            self._stream, self._pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(self.device)
+        if not self._graphs:
+            # A pool ends with the last graph that uses it.
+            self._pool = torch.cuda.graph_pool_handle()
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
