@@ -6,7 +6,7 @@ import pytest
 
 from lamina.cli import main
 from lamina.errors import DataError
-from lamina.recipes.figures import decoding_speed, score_figures, training_figures
+from lamina.recipes.figures import comparison_figures, decoding_speed, score_figures, training_figures
 from lamina.recipes.results import append_rows, fill_page, read_rows, render, shared_command, spread
 
 LOG = """$ lamina train x
@@ -39,6 +39,9 @@ def test_figures_of_scores():
     assert score_figures("GLEU = 50.12 (std=0.10)\n") == {"GLEU": 50.12}
     lines = "| by word: Loss (base 2): 5.00, Perplexity: 32.00 (9 words)\nLoss (base 2): 4.1234, Perplexity: 17.43\n"
     assert score_figures(lines) == {"word ppl": 32.0, "ppl": 17.43}
+    compared = ("BLEU4 = 1\ncompared: bleu 41.59 against 41.00 (+0.59, p = 0.0312)\n"
+                "compared: chrf 1.00 against 2.00 (-1.00, p = 1.0000)\n")
+    assert comparison_figures(compared) == {"bleu": {"difference": 0.59, "p": 0.0312}, "chrf": {"difference": -1.0, "p": 1.0}}
     assert decoding_speed("| translated 6 lines (10 tokens) in 0.1 s (60.00 sentences/s, 100.00 tokens/s)\n") == 60.0
     assert decoding_speed("") is None
 

@@ -223,7 +223,7 @@ def test_a_signal_reaches_the_runs(tmp_path):
 
 def test_the_commands_of_a_dry_run_can_be_run_by_hand(tmp_path, capsys):
     path = write_recipe(tmp_path)
-    assert main(words(tmp_path, path, "--dry-run", "--tier", "1", "--budget", "1.0x")) == 0
+    assert main(words(tmp_path, path, "--dry-run", "--seeds", "1", "--budget", "1.0x")) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not (tmp_path / "out").exists()
     assert any("--max-update=9 " in line and "--warmup-updates=4 " in line for line in lines)
@@ -237,8 +237,9 @@ def test_the_commands_of_a_dry_run_can_be_run_by_hand(tmp_path, capsys):
         assert main(shlex.split(command)[1:]) == 0, line
         if output:
             Path(output).write_text(capsys.readouterr().out)
-    (score,) = (tmp_path / "out" / "runs" / "small").rglob("*.score")
-    assert score.read_text().startswith("BLEU4 = ")
+    for score in (tmp_path / "out" / "runs" / "small").rglob("*.score"):
+        assert score.read_text().startswith("BLEU4 = ")
+    assert len(list((tmp_path / "out" / "runs" / "small").rglob("*.compared"))) == 2
 
 
 @pytest.mark.parametrize(("flags", "message"), [

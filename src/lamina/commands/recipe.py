@@ -10,7 +10,7 @@ from lamina.config.fields import suggestion
 from lamina.config.recipe import RecipeListConfig, RecipePrepareConfig, RecipeRunConfig, RecipeTableConfig
 from lamina.errors import ConfigError, DataError
 from lamina.recipes.dataset import read_dataset
-from lamina.recipes.plan import Places
+from lamina.recipes.plan import Places, plan_comparisons
 from lamina.recipes.recipe import Recipe, all_names, find_dataset, find_recipe
 from lamina.recipes.results import FILE_NAME, read_rows, render
 
@@ -46,6 +46,8 @@ def run(config: RecipeRunConfig) -> None:
             print(f"# {recipe.name}: corpus {recipe.data.name}", *(stage.line for stage in data_stages), sep="\n")
             for plan in plans:
                 print(f"\n# {plan.title}", f"mkdir -p {plan.folder}", *(stage.line for stage in plan.stages), sep="\n")
+            if comparisons := plan_comparisons(recipe, plans, places):
+                print(f"\n# against {recipe.baseline}", *(found.stage.line for found in comparisons), sep="\n")
         return
     if not places.downloads.is_dir():
         raise DataError(f"--data {places.downloads} is no folder. It should hold {', '.join(recipes[0].data.archives)}.")

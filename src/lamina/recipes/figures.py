@@ -12,6 +12,7 @@ from typing import Any
 # `BLEU4 = 41.59, 75.0/...`, `chrF2 = 60.1`, `ROUGE-1 = 38.12, ROUGE-2 = 12.90`, `M2 F0.5 = 99.04 (P=...`, `GLEU = 40.54`
 SCORE = re.compile(r"(BLEU|chrF|TER|ROUGE-\w+|M2 F0\.5|GLEU|ERRANT F0\.5)\d* = ([\d.]+)")
 PERPLEXITY = re.compile(r"Loss \(base 2\): ([\d.]+|nan|inf), Perplexity: ([\d.]+|nan|inf)")
+COMPARED = re.compile(r"^compared: (\w+) .*\(([-+][\d.]+), p = ([\d.]+)\)$", re.MULTILINE)
 SPEED = re.compile(r"\(([\d.]+) sentences/s")
 NAMES = {"M2 F0.5": "M2", "ERRANT F0.5": "ERRANT"}
 
@@ -23,6 +24,11 @@ def score_figures(text: str) -> dict[str, float]:
         if found := PERPLEXITY.search(line):
             figures["word ppl" if "by word" in line else "ppl"] = float(found[2])
     return figures
+
+
+def comparison_figures(text: str) -> dict[str, dict[str, float]]:
+    """Of `lamina score --baseline`: {"bleu": {"difference": 0.51, "p": 0.0312}}."""
+    return {name: {"difference": float(difference), "p": float(p)} for name, difference, p in COMPARED.findall(text)}
 
 
 def decoding_speed(log: str) -> float | None:

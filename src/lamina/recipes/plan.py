@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from lamina.cli import COMMANDS, find_command, load
 from lamina.config.parser import parse, resolve
+from lamina.config.score import OF_SACREBLEU
 from lamina.config.yaml_file import flag_words
 from lamina.errors import ConfigError
 from lamina.recipes.dataset import Dataset, TestSet
@@ -187,6 +188,42 @@ def _analyses(recipe: Recipe, variant: Variant, model: Path, folder: Path, place
         stages.append(Stage(f"analyze {kind}", ("analyze", kind, str(model), *data, f"--out={out}", *flag_words(flags)),
                             makes=(str(out / "index.html"),)))
     return stages
+
+
+class Comparison(NamedTuple):
+    """What one run made of a test set against what another did."""
+
+    plan: RunPlan
+    base: RunPlan
+    own: Evaluation
+    other: Evaluation
+    stage: Stage
+
+
+def plan_comparisons(recipe: Recipe, plans: Sequence[RunPlan], places: Places) -> list[Comparison]:
+    """Every run with the baseline's of its seed: the same cut, or the whole one where that has none."""
+    bases = {plan.seed: plan for plan in plans if plan.variant == recipe.baseline}
+    found = []
+    for plan in plans:
+        base = bases.get(plan.seed)
+        if base is None or base is plan:
+            continue
+        others = {(one.cut, one.test): one for one in base.evaluations}
+        for own in plan.evaluations:
+            test = next((test for test in recipe.data.tests if test.name == own.test), None)
+            if test is None or not own.hypotheses or not is_resampled(recipe.data, test):
+                continue
+            other = others.get((own.cut, own.test)) or others["", own.test]
+            output = own.scores.removesuffix(".score") + ".compared"
+            words = ("score", f"--sys={own.hypotheses}", f"--baseline={other.hypotheses}",
+                     *score_words(recipe.data, test, places.text(recipe.data)))
+            found.append(Comparison(plan, base, own, other, Stage("compare", words, output, (output,))))
+    return found
+
+
+def is_resampled(data: Dataset, test: TestSet) -> bool:
+    """Whether the test set's metrics are ones that `lamina score --baseline` takes."""
+    return set(str((test.score or data.score).get("metric", "bleu")).split(",")) <= set(OF_SACREBLEU)
 
 
 def _digest(recipe: Recipe, variant: Variant, train: Mapping[str, Any], train_flags: Sequence[str]) -> str:

@@ -12,17 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from lamina import console, provenance
-from lamina.commands.score import read_sentences
+from lamina.cli import execute
 from lamina.errors import ConfigError, DataError, LaminaError, StopSignal
 from lamina.files import read_json, whole_file
-from lamina.metrics.significance import paired_bootstrap
-from lamina.recipes.figures import decoding_speed, score_figures, training_figures
-from lamina.recipes.plan import Places, RunPlan, Stage, check_stages, plan_data, plan_run
+from lamina.recipes.figures import comparison_figures, decoding_speed, score_figures, training_figures
+from lamina.recipes.plan import Places, RunPlan, Stage, check_stages, plan_comparisons, plan_data, plan_run
 from lamina.recipes.prepare import REPORT_NAME
 from lamina.recipes.recipe import Recipe
 from lamina.recipes.results import COMPARISON, FILE_NAME, RUN, SETTLED, TABLE_NAME, append_rows, latest, read_rows, render
@@ -33,7 +33,6 @@ ROWS_NAME = "rows.json"
 # How long a run may take to save its state when it is told to stop.
 SECONDS_TO_SAVE = 120.0
 SECONDS_BETWEEN_LOOKS = 0.2
-NUM_BOOTSTRAP_SAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -187,52 +186,20 @@ class Runner:
 
     def _compare(self) -> None:
         """Every variant with the baseline of its seed, sentence by sentence."""
-        recipe = self.recipe
-        if not recipe.baseline:
-            return
-        baselines = {plan.seed: plan for plan in self.plans if plan.variant == recipe.baseline}
-        known = {(row["variant"], row["cut"], row["seed"], row["test"], row.get("digest"))
-                 for row in read_rows(self.results) if row["kind"] == COMPARISON and row["recipe"] == recipe.name}
-        for plan in self.plans:
-            base = baselines.get(plan.seed)
-            if base is None or plan is base:
+        known = {(row["variant"], row["cut"], row["seed"], row["test"], row["digest"])
+                 for row in read_rows(self.results) if row["kind"] == COMPARISON and row["recipe"] == self.recipe.name}
+        for found in plan_comparisons(self.recipe, self.plans, self.places):
+            own, other = found.own, found.other
+            digest = f"{found.plan.digest}-{found.base.digest}"
+            is_known = (found.plan.variant, own.cut, found.plan.seed, own.test, digest) in known
+            if is_known or not all(Path(path).exists() for path in (own.hypotheses, other.hypotheses, own.scores)):
                 continue
-            for own, other in _pairs(plan, base):
-                digest = f"{plan.digest}-{base.digest}"
-                if (plan.variant, own.cut, plan.seed, own.test, digest) in known or not (
-                        Path(own.hypotheses).exists() and Path(other.hypotheses).exists()):
-                    continue
-                figures = self._compared(own.test, own.hypotheses, other.hypotheses)
-                if figures:
-                    append_rows(self.results, [{
-                        "kind": COMPARISON, "recipe": recipe.name, "variant": plan.variant, "cut": own.cut, "seed": plan.seed,
-                        "budget": plan.budget, "baseline": base.variant, "test": own.test, "figures": figures,
-                        "samples": NUM_BOOTSTRAP_SAMPLES, "digest": digest}])
-
-    def _compared(self, test_name: str, hypotheses: str, baseline: str) -> dict[str, dict[str, float]]:
-        from lamina.metrics.bleu import Bleu
-        from lamina.metrics.chrf_ter import Chrf
-
-        test = next(test for test in self.recipe.data.tests if test.name == test_name)
-        flags = test.score or self.recipe.data.score
-        text = self.places.text(self.recipe.data)
-        references = [text / f"{test.name}.ref{number}" for number in range(len(test.references))]
-        metrics = {name: scorer for name, scorer in
-                   (("bleu", Bleu(is_tokenized=not flags.get("sacrebleu")).of_sacrebleu), ("chrf", Chrf().of_sacrebleu))
-                   if name in str(flags.get("metric", "bleu"))}
-        if not metrics or not all(path.exists() for path in references):
-            return {}
-        found = paired_bootstrap(read_sentences(hypotheses), read_sentences(baseline),
-                                 [read_sentences(str(path)) for path in references], metrics, NUM_BOOTSTRAP_SAMPLES)
-        return {one.metric: {"difference": round(one.score - one.baseline, 3), "p": round(one.p_value, 4)} for one in found}
-
-
-def _pairs(plan: RunPlan, base: RunPlan) -> list[Any]:
-    """Evaluations of both on the same test set, of the same cut or of the whole baseline."""
-    whole = {one.test: one for one in base.evaluations if not one.cut and one.hypotheses}
-    same = {(one.cut, one.test): one for one in base.evaluations if one.hypotheses}
-    return [(one, same.get((one.cut, one.test), whole[one.test])) for one in plan.evaluations
-            if one.hypotheses and one.test in whole]
+            with whole_file(Path(found.stage.output)) as part, part.open("w", encoding="utf-8") as file, redirect_stdout(file):
+                execute(list(found.stage.words))
+            append_rows(self.results, [{
+                "kind": COMPARISON, "recipe": self.recipe.name, "variant": found.plan.variant, "cut": own.cut,
+                "seed": found.plan.seed, "budget": found.plan.budget, "baseline": found.base.variant, "test": own.test,
+                "figures": comparison_figures(_text(Path(found.stage.output))), "digest": digest}])
 
 
 def plan_all(recipe: Recipe, places: Places, wishes: Wishes) -> tuple[tuple[Stage, ...], list[RunPlan]]:
