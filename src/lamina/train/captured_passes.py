@@ -91,6 +91,6 @@ class CapturedPasses:
                            partial(self.model, *batch.inputs))
 
     def _pass_by_layers(self, batch: AnyBatch, runs: Runs, layers: LayerGraphs) -> None:
-        with replaced({**self._parts, **layers.graphs}):
+        with layers.in_use({**self._parts, **layers.graphs}):
             self.backward(batch, runs, is_compiled=self._is_compiled)
         self.weights.collect_grad_()
