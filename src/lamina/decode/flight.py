@@ -83,9 +83,8 @@ class Flight:
         width = max(sentences.lengths[number] for number in numbers)
         first = [self.waiting.popleft() for _ in range(num_slots)]
         entries = sentences.entries(first, range(num_slots), self._wide(width)).to(device)
-        with torch.inference_mode():
-            self.slots = Slots(search, entries, sentences.num_steps, constraints,
-                               is_even=not self.refills and not self.graphs.is_on)
+        self.slots = Slots(search, entries, sentences.num_steps, constraints,
+                           is_even=not self.refills and not self.graphs.is_on)
         self.who = np.array(first)  # (B,): the sentence in each slot
         self.tick = 0  # steps so far
         self.filled_at = np.zeros(num_slots, dtype=int)

@@ -10,10 +10,13 @@ one (`fill_`) while its neighbours go on; they never see each other.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lamina.decode.candidates import Candidates, first_scores
 from lamina.decode.constraints import Constraints
@@ -30,9 +33,26 @@ if TYPE_CHECKING:
 MULTIPLE = 8
 
 
+# cuDNN's attention is left out: it plans ahead for every length anew, which takes longer than a whole search.
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+P = ParamSpec("P")
+
+
+def prepared(compute: Callable[P, None]) -> Callable[P, None]:
+    """Without gradients, and with the attention kernels that suit a search."""
+
+    @wraps(compute)
+    def run(*given: P.args, **named: P.kwargs) -> None:
+        with torch.inference_mode(), sdpa_kernel(KERNELS):
+            compute(*given, **named)
+
+    return run
+
+
 class Slots:
     """Tensors of all slots; `first` fills them."""
 
+    @prepared
     def __init__(self, search: Search, first: Entries, num_steps: int, constraints: Constraints | None = None, *,
                  is_even: bool = True) -> None:
         """`num_steps`: at most, of any sentence to come; `is_even`: no slot will be filled again."""
@@ -76,7 +96,7 @@ class Slots:
         self.rules.begin_(entries.rows, beams)
         return beams[:, :, -1].contiguous(), totals[:, :, -1].contiguous()
 
-    @torch.inference_mode()
+    @prepared
     def fill_(self, entries: Entries) -> None:
         """Other sentences take the slots `entries.rows`."""
         rows = entries.rows
@@ -92,7 +112,7 @@ class Slots:
         if self.uniforms is not None and entries.uniforms is not None:
             self.uniforms.index_copy_(1, rows, entries.uniforms)
 
-    @torch.inference_mode()
+    @prepared
     def step_(self, due: Due) -> None:
         """All slots one token further."""
         num_beams, steps = self.config.beam, self.states[0].steps.clone()
