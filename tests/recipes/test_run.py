@@ -143,6 +143,14 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path, in_process, cap
     assert "holds a run with other settings" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_a_baseline_of_an_earlier_command_counts(tmp_path, in_process):
+    path = write_recipe(tmp_path)
+    assert main(words(tmp_path, path, "--seeds", "1", "--variants", "plain")) == 0
+    assert main(words(tmp_path, path, "--seeds", "1", "--variants", "fused")) == 0
+    kinds = [row["kind"] for row in read_rows(tmp_path / "out" / "results.jsonl")]
+    assert kinds == ["run", "run", "run", "comparison", "comparison"]
+
+
 def test_data_of_another_description_is_refused(tmp_path, in_process, capsys):
     path = write_recipe(tmp_path, recipe={**RECIPE, "variants": {"plain": {}}, "seeds": [1], "tiers": {}})
     assert main(words(tmp_path, path)) == 0
@@ -159,7 +167,7 @@ def test_data_of_another_description_is_refused(tmp_path, in_process, capsys):
 def test_killed_and_gone_on_with(tmp_path):
     """SIGKILL to the command: its worker saves and ends, and the next command trains only what is left."""
     recipe = {**RECIPE, "variants": {"plain": {}}, "seeds": [1], "tiers": {}, "average": None, "model": "checkpoint_last.pt",
-              "train": {**TRAIN, "max-update": 5000}}
+              "train": {**TRAIN, "max-update": 400}}
     path = write_recipe(tmp_path, recipe=recipe)
     command = [sys.executable, "-m", "lamina", *words(tmp_path, path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
@@ -173,14 +181,13 @@ def test_killed_and_gone_on_with(tmp_path):
     assert json.loads(outcome.read_text())["status"] == "stopped"
     assert not read_rows(tmp_path / "out" / "results.jsonl")
     stopped_after = json.loads(outcome.with_name("stages.json").read_text())["interrupted"]["train"]
-    recipe["train"]["max-update"] = updates_done(last) + 5  # what it had in mind takes too long here
-    write_recipe(tmp_path, recipe=recipe)
+    assert updates_done(last) < 400
     subprocess.run(command, env=environment, check=True, stderr=subprocess.DEVNULL)
     (row,) = read_rows(tmp_path / "out" / "results.jsonl")
     assert row["status"] == "done"
     log = (tmp_path / "out" / "runs" / "small" / "plain.seed1" / "logs" / "train.log").read_text()
     assert log.count('"num_updates": 1,') == 1, "the first update was made once"
-    assert row["figures"]["updates"] == recipe["train"]["max-update"]
+    assert row["figures"]["updates"] == 400
     assert row["seconds"]["train"] > stopped_after
 
 
@@ -201,7 +208,7 @@ def test_stop_after_and_go_on(tmp_path, monkeypatch):
     recipe = {**RECIPE, "variants": {"plain": {}}, "seeds": [1], "tiers": {}, "train": {**TRAIN, "max-update": 100000}}
     path = write_recipe(tmp_path, recipe=recipe)
     started = time.monotonic()
-    assert main(words(tmp_path, path, "--stop-after", "0.12")) == 0
+    assert main(words(tmp_path, path, "--stop-after", "0.07")) == 0
     assert time.monotonic() - started < 60
     assert not read_rows(tmp_path / "out" / "results.jsonl")
 

@@ -35,7 +35,7 @@ def run(config: RecipeRunConfig) -> None:
     places = Places(out, Path(config.work) if config.work is not None else out / "work", Path(config.data))
 
     def wishes_of(recipe: Recipe) -> Wishes:
-        return Wishes(tuple(chosen_runs(config, recipe)), config.budget_factor, config.jobs, config.stop_after, config.kept,
+        return Wishes(tuple(chosen_runs(config, recipe)), config.budget_factor, config.jobs, config.kept,
                       tuple(config.train_words), config.workers, command, config.commit or provenance.commit())
 
     if not any(wishes_of(recipe).runs for recipe in recipes):

@@ -200,13 +200,14 @@ class Comparison(NamedTuple):
     stage: Stage
 
 
-def plan_comparisons(recipe: Recipe, plans: Sequence[RunPlan], places: Places) -> list[Comparison]:
+def plan_comparisons(recipe: Recipe, plans: Sequence[RunPlan], places: Places,
+                     baselines: Sequence[RunPlan] = ()) -> list[Comparison]:
     """Every run with the baseline's of its seed: the same cut, or the whole one where that has none."""
-    bases = {plan.seed: plan for plan in plans if plan.variant == recipe.baseline}
+    bases = {plan.seed: plan for plan in (*baselines, *plans) if plan.variant == recipe.baseline}
     found = []
     for plan in plans:
         base = bases.get(plan.seed)
-        if base is None or base is plan:
+        if base is None or base.variant == plan.variant:
             continue
         others = {(one.cut, one.test): one for one in base.evaluations}
         for own in plan.evaluations:

@@ -42,7 +42,6 @@ class Wishes:
     runs: tuple[tuple[str, int], ...]  # variant, seed
     budget: float = 1.0
     jobs: int = 1
-    stop_after: float = 0.0  # minutes; 0: never
     kept: str = "model"
     train_flags: tuple[str, ...] = ()
     workers: int | None = None
@@ -93,11 +92,7 @@ class Runner:
         folder, text = self.places.work / "data" / data.name, self.places.text(data)
         records = read_records(folder)
         if text.exists():
-            try:
-                digest = read_json(text / REPORT_NAME)["digest"]
-            except (OSError, ValueError, KeyError, TypeError):
-                digest = "none"
-            if digest != data.digest:
+            if _read(text / REPORT_NAME).get("digest") != data.digest:
                 raise DataError(f"{text} was not made from the corpus {data.name} as it is described now. Name another folder "
                                 "with --work, or remove that one.")
             # Text appears whole or not at all: if only the note of it was lost, it is made all the same.
@@ -105,7 +100,7 @@ class Runner:
             write_json(folder / STAGES_NAME, records)
         if all(is_done(stage, records) for stage in self.data_stages):
             return True
-        outcome = self._work(folder, f"corpus {data.name}", self.data_stages)
+        outcome = self._work(folder, f"corpus {data.name}", self.data_stages, data.digest)
         if outcome["status"] == "failed":
             raise DataError(f"corpus {data.name}, {outcome.get('stage')}: {outcome['message']} (log: "
                             f"{log_path(folder, str(outcome.get('stage')))})")
@@ -115,14 +110,12 @@ class Runner:
 
     def _take_settled(self, plan: RunPlan) -> bool:
         """A run whose rows are there; they are put into the results file where that lacks them."""
-        try:
-            rows = read_json(plan.folder / ROWS_NAME)
-        except (OSError, ValueError):
-            return False
-        if rows[0]["digest"] != plan.digest:
-            raise ConfigError(f"{plan.folder} holds a run with other settings. Name another --out, or remove that folder to "
-                              "run it again.")
-        if any(row["status"] not in SETTLED for row in rows):
+        if _read(plan.folder / PLAN_NAME).get("digest", plan.digest) != plan.digest:
+            # Also one that was stopped: to go on with it under other settings would be neither this run nor that.
+            raise ConfigError(f"{plan.folder} holds a run with other settings. Name another --out, or remove that folder and "
+                              f"{plan.checkpoints} to run it again.")
+        rows = _read(plan.folder / ROWS_NAME).get("rows", [])
+        if not rows or any(row["status"] not in SETTLED for row in rows):
             return False
         with self._lock:
             append_rows(self.results, rows)
@@ -131,12 +124,12 @@ class Runner:
     def _run_one(self, plan: RunPlan) -> None:
         if self.stopping.is_due:
             return
-        outcome = self._work(plan.folder, plan.title, plan.stages)
+        outcome = self._work(plan.folder, plan.title, plan.stages, plan.digest)
         if outcome["status"] == "stopped":
             console.notice(f"{plan.title}: stopped; the same command goes on from there")
             return
         rows = rows_of(plan, outcome, self.recipe, self.wishes)
-        write_json(plan.folder / ROWS_NAME, rows)
+        write_json(plan.folder / ROWS_NAME, {"rows": rows})
         with self._lock:
             append_rows(self.results, rows)
         status = rows[0]["status"]
@@ -156,10 +149,10 @@ class Runner:
             if path.name not in plan.keeps and path.is_file():
                 path.unlink(missing_ok=True)
 
-    def _work(self, folder: Path, title: str, stages: Sequence[Stage]) -> dict[str, Any]:
+    def _work(self, folder: Path, title: str, stages: Sequence[Stage], digest: str) -> dict[str, Any]:
         """Let a process work on the stages until it is through or we are to stop."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / PLAN_NAME, {"title": title, "stages": [asdict(stage) for stage in stages]})
+        write_json(folder / PLAN_NAME, {"title": title, "digest": digest, "stages": [asdict(stage) for stage in stages]})
         outcome_path = folder / OUTCOME_NAME
         outcome_path.unlink(missing_ok=True)
         # A session of its own: Ctrl-C is heard here, and passed on once.
@@ -174,21 +167,27 @@ class Runner:
             if time.monotonic() - told_at > SECONDS_TO_SAVE:
                 process.kill()
             time.sleep(SECONDS_BETWEEN_LOOKS)
-        try:
-            return read_json(outcome_path)
-        except (OSError, ValueError):
-            if self.stopping.is_due:
-                return {"status": "stopped", "message": ""}
-            return {"status": "failed",
-                    "message": f"the process ended with status {process.returncode} and no word; its logs are in {folder}"}
+        if outcome := _read(outcome_path):
+            return outcome
+        if self.stopping.is_due:
+            return {"status": "stopped", "message": ""}
+        return {"status": "failed",
+                "message": f"the process ended with status {process.returncode} and no word; its logs are in {folder}"}
 
     # -- comparisons
+
+    def _baselines(self) -> list[RunPlan]:
+        """Of all seeds, also where the baseline was run by another command."""
+        recipe, wishes = self.recipe, self.wishes
+        return [plan_run(recipe, recipe.variants[recipe.baseline], seed, self.places, budget=wishes.budget,
+                         train_flags=wishes.train_flags)
+                for seed in dict.fromkeys(plan.seed for plan in self.plans)] if recipe.baseline else []
 
     def _compare(self) -> None:
         """Every variant with the baseline of its seed, sentence by sentence."""
         known = {(row["variant"], row["cut"], row["seed"], row["test"], row["digest"])
                  for row in read_rows(self.results) if row["kind"] == COMPARISON and row["recipe"] == self.recipe.name}
-        for found in plan_comparisons(self.recipe, self.plans, self.places):
+        for found in plan_comparisons(self.recipe, self.plans, self.places, self._baselines()):
             own, other = found.own, found.other
             digest = f"{found.plan.digest}-{found.base.digest}"
             is_known = (found.plan.variant, own.cut, found.plan.seed, own.test, digest) in known
@@ -245,6 +244,15 @@ def rows_of(plan: RunPlan, outcome: dict[str, Any], recipe: Recipe, wishes: Wish
         if status not in ("done", "stalled"):
             break
     return rows
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object of ours; nothing where there is none, or not all of it."""
+    try:
+        content = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _text(path: Path) -> str:
