@@ -11,6 +11,7 @@ import resource
 import shutil
 import signal
 import struct
+import tarfile
 import tempfile
 from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
@@ -37,6 +38,12 @@ from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.interop.folder import write_folder
 from lamina.interop.loading import load_any
 from lamina.models.build import build_model
+from lamina.recipes.dataset import read_dataset
+from lamina.recipes.plan import Places, plan_data
+from lamina.recipes.recipe import read_recipe
+from lamina.recipes.results import read_rows
+from lamina.recipes.runner import Wishes, plan_all
+from lamina.recipes.sources import read_place
 from lamina.text.subword import Whitespace, learn_subword, load_subwords, subword_from_dict, subword_to_dict
 from lamina.text.vocabulary import Vocabulary
 from lamina.train.profile import read_profile
@@ -351,6 +358,91 @@ def test_recipe(folder, content):
         resolve(TrainConfig, given_values)
 
     reads_or_refuses(read)
+
+
+WHOLE_RECIPE = b"""about: x
+data: pooled_en_de
+seeds: [1, 2]
+tiers: {1: {variants: [a], seeds: [1]}, 2: {}}
+baseline: a
+train: {max-tokens: 100, max-update: 5, adam-betas: [0.9, 0.98]}
+average: {num-epoch-checkpoints: 2}
+decode: {beam: 2}
+cuts: {half: {encoder-layers-to-keep: "every:2"}, found: {search: {decoder-layers: 2}}}
+variants: {a: {}, b: {train: {dropout: 0.1}}}
+grid: [{x: {lr: 0.1}, y: null}, {z: {lr: 0.2}}]
+analyze: {depth: {repeats: 1}}
+stalled-above: 9.0
+"""
+CORPUS = b"""languages: [en, de]
+train: ["a.tgz!x.{lang}|y.{lang}"]
+valid: {every: 5}
+tests: {t: "b.zip!{side}.{lang}.sgm", u: {source: s, references: [r], score: {metric: bleu}}, v: {source: s, m2: m}}
+clean: {tokenize: true, max-length: 10, max-ratio: 1.5}
+preprocess: {joined-dictionary: true}
+score: {metric: "bleu,chrf"}
+"""
+
+
+@FUZZ
+@given(content=mutated(WHOLE_RECIPE, WHOLE_RECIPE[:200]))
+def test_whole_recipe(folder, content):
+    (folder / "recipe.yaml").write_bytes(content)
+
+    def read():
+        recipe = read_recipe(folder / "recipe.yaml")
+        plan_all(recipe, Places(folder, folder, folder), Wishes(tuple(recipe.runs()[:4])))
+
+    reads_or_refuses(read)
+
+
+@FUZZ
+@given(content=mutated(CORPUS))
+def test_corpus_description(folder, content):
+    (folder / "corpus.yaml").write_bytes(content)
+
+    def read():
+        corpus = read_dataset(folder / "corpus.yaml")
+        plan_data(corpus, Places(folder, folder, folder))
+        corpus.archives  # noqa: B018
+
+    reads_or_refuses(read)
+
+
+RESULT = b'{"kind": "run", "recipe": "r", "variant": "v", "cut": "", "seed": 1, "budget": 1.0, "figures": {}}\n'
+
+
+@FUZZ
+@given(content=mutated(3 * RESULT))
+def test_results_file(folder, content):
+    (folder / "results.jsonl").write_bytes(content)
+    reads_or_refuses(lambda: read_rows(folder / "results.jsonl"))
+
+
+SEGMENTS = b'<srcset><doc>\n<seg id="1">one &amp; two</seg>\n<seg id="2">three\n</seg></doc></srcset>\n'
+
+
+@FUZZ
+@given(content=mutated(SEGMENTS))
+def test_segments(folder, content):
+    (folder / "x.sgm").write_bytes(content)
+    reads_or_refuses(lambda: list(read_place(folder, "x.sgm")))
+
+
+def _tgz():
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        info = tarfile.TarInfo("x.txt")
+        info.size = 12
+        archive.addfile(info, io.BytesIO(b"one\ntwo\nfou\n"))
+    return buffer.getvalue()
+
+
+@FUZZ
+@given(content=mutated(_tgz()))
+def test_archive_of_text(folder, content):
+    (folder / "a.tgz").write_bytes(content)
+    reads_or_refuses(lambda: list(read_place(folder, "a.tgz!x.txt")))
 
 
 ADMIN_MODEL = build_model(tiny_config(init=Adaptive()), VOCABULARY_SIZE, VOCABULARY_SIZE)

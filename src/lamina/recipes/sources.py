@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import gzip
 import html
-import lzma
 import re
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from lamina.errors import DataError
+from lamina.errors import DataError, LaminaError
 
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 # A segment of a WMT (.sgm) or IWSLT (.xml) test set, which may run over several lines.
@@ -69,10 +67,12 @@ def _find(folder: Path, place: str) -> tuple[Path, str]:
 def _told(path: Path) -> Iterator[None]:
     try:
         yield
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path} is not a whole archive: {error}. Download it again.") from None
+    except LaminaError:
+        raise
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}. Download it again, if it was cut short.") from None
+    except Exception as error:  # of damaged bytes the libraries raise whatever they stumble over, a TypeError included
+        raise DataError(f"{path} is not a whole archive: {error}. Download it again.") from None
 
 
 def _raw_lines(path: Path, member: str) -> Iterator[str]:
