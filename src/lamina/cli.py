@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from lamina import console, provenance
 from lamina.errors import AlreadyToldError, LaminaError, StopSignal
+from lamina.threads import settle_threads
 
 
 class Command(NamedTuple):
@@ -96,6 +97,7 @@ def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
+    settle_threads()
     return guarded(lambda: execute(words))
 
 
