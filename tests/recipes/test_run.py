@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,6 +73,11 @@ def test_from_text_to_results(tmp_path, in_process, capsys):
     assert read_rows(out / "results.jsonl") == rows
     assert main(["recipe", "table", str(out)]) == 0
     assert "fused" in capsys.readouterr().out
+    # Nor where the large files are gone, and the results file with them.
+    shutil.rmtree(out / "work")
+    (out / "results.jsonl").unlink()
+    assert main(words(tmp_path, path, "--seeds", "3")) == 0
+    assert read_rows(out / "results.jsonl") == rows[:3]
 
 
 def test_a_language_model_and_its_cuts(tmp_path, in_process):

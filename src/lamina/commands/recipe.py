@@ -14,6 +14,8 @@ from lamina.recipes.plan import Places, plan_comparisons
 from lamina.recipes.recipe import Recipe, all_names, find_dataset, find_recipe
 from lamina.recipes.results import FILE_NAME, read_rows, render
 
+MOST_NAMES = 8  # of a grid's variants, in the list
+
 
 def show_list(config: RecipeListConfig) -> None:
     for name in all_names():
@@ -22,7 +24,12 @@ def show_list(config: RecipeListConfig) -> None:
             continue
         tiers = [f"tier {tier}: {len(runs)} runs" for tier, runs in recipe.tiers.items()] or [f"{len(recipe.runs())} runs"]
         print(f"{name}\n    {recipe.about}", f"data {recipe.data.name}: {', '.join(recipe.data.archives)}",
-              f"variants {', '.join(recipe.variants)}; {', '.join(tiers)}", sep="\n    ")
+              f"variants {shortened(list(recipe.variants))}; {', '.join(tiers)}", sep="\n    ")
+
+
+def shortened(names: list[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def run(config: RecipeRunConfig) -> None:
