@@ -47,10 +47,18 @@ docs: $(VENV)/.site  ## write the generated pages of docs/ and build the site in
 	$(BIN)/python -m lamina.docs docs
 	$(BIN)/python -m mkdocs build --strict --quiet
 
-bench: $(VENV)/.installed  ## measure preprocess, train and LayerDrop on made-up data
-	$(BIN)/python benchmarks/preprocess.py
-	$(BIN)/python benchmarks/train.py
-	$(BIN)/python benchmarks/layerdrop.py
+# Small models and little data, to see that all works; docs/performance.md has the commands whose figures mean something.
+QUICK := --max-tokens 512 --vocabulary 2000 --pairs 4000 --seconds 1
+bench: $(VENV)/.installed  ## a quick round of every benchmark on made-up data (under two minutes on two cores)
+	$(BIN)/python benchmarks/preprocess.py --lines 50000 --repeat 1
+	$(BIN)/python benchmarks/train.py $(QUICK) --technique plain,admin,fusion,layerdrop-0.5,all
+	$(BIN)/python benchmarks/memory.py $(QUICK)
+	$(BIN)/python benchmarks/depth.py $(QUICK) --layers 2-2,6-6
+	$(BIN)/python benchmarks/scaling.py $(QUICK) --max-tokens 256,1024
+	$(BIN)/python benchmarks/layerdrop.py --layers 6 --width 64 --max-tokens 256 --updates 10
+	$(BIN)/python benchmarks/fusion.py --arch tiny --vocabulary 2000 --max-tokens 256 --batch-size 4 --rounds 2
+	$(BIN)/python benchmarks/decode.py --batch-size 32 --sentences 64 --rounds 1
+	$(BIN)/python benchmarks/cpu.py train --arch tiny --max-tokens 256 --vocabulary 2000 --rounds 2
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache build dist src/*.egg-info

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ def show(rows: list[dict[str, Any]], path: str | None = None) -> None:
         if number == 0:
             print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
     if path:
-        Path(path).write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+        command = shlex.join(["python", *sys.argv])
+        Path(path).write_text(json.dumps({"machine": machine(), "command": command, "rows": rows}, indent=1) + "\n")
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,118 @@
+"""benchmarks/: what a run's log is taken for, and that the scripts run."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+QUICK = ("--vocabulary", "500", "--pairs", "200", "--max-tokens", "128", "--seconds", "0.1")
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import runs
+
+    return runs
+
+
+def line(updates, *, ups, wpb=100.0, mem_gib=1.0):
+    return {"num_updates": updates, "ups": ups, "wpb": wpb, "wps": ups * wpb, "mem_gib": mem_gib}
+
+
+def read(runs, *rows):
+    log = runs.Log()
+    for now, row in enumerate(rows, start=1):
+        log.read(row, float(now))
+    return log
+
+
+def test_the_first_line_is_warm_up_and_the_others_are_speed(runs):
+    log = read(runs, {"note": "[en] dictionary: 500 types"}, {"note": "train: 9 pairs in 2 batches, 3.5 % padding"},
+               {"note": "num. model params: 77 (num. trained: 77)"}, line(10, ups=1.0), line(20, ups=5.0),
+               line(30, ups=20.0, mem_gib=1.5))
+    assert (log.vocabulary, log.padding, log.weights, log.warm_up, log.peak_gib) == (500, 3.5, 77, 4.0, 1.5)
+    assert (log.updates, log.tokens, log.seconds) == (20, 2000.0, 2.5)  # not the mean of the two rates
+
+
+def test_what_is_recorded_later_is_warm_up_too(runs):
+    recorded = {"note": "recorded updates for batches of this shape, in 3.0 s"}
+    log = read(runs, recorded, line(10, ups=1.0), line(20, ups=10.0), recorded, line(30, ups=2.0), line(40, ups=10.0))
+    assert log.warm_up == 2.0 + 5.0
+    assert (log.updates, log.seconds) == (20, 2.0)
+
+
+def test_what_hinders_a_run_is_told(runs, capsys):
+    read(runs, {"note": "--compile is off, since it failed: no compiler"})
+    assert "no compiler" in capsys.readouterr().err
+
+
+def test_the_best_round_counts_and_the_spread_shows_the_others(runs):
+    case = runs.Case("tiny", "", 128, 500, "fp32", "plain")
+    slow, fast = (runs.Log(updates=10, tokens=1000.0, seconds=seconds, warm_up=1.0) for seconds in (1.5, 1.0))
+    rounds = runs.Rounds(case, [slow, fast])
+    assert rounds.speed() == {"target tokens/s": 1000, "updates/s": 10.0, "ms/update": 100.0, "spread %": pytest.approx(50.0)}
+
+
+def run_script(monkeypatch, tmp_path, name, *flags):
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *QUICK, "--json", str(tmp_path / "rows.json"), *flags])
+    runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+    return json.loads((tmp_path / "rows.json").read_text())
+
+
+def test_train_measures_the_command(runs, monkeypatch, tmp_path, capsys):
+    found = run_script(monkeypatch, tmp_path, "train", "--technique", "plain,layerdrop-0.5", "--", "--lr", "1e-6")
+    plain, dropped = found["rows"]
+    assert (plain["technique"], dropped["technique"]) == ("plain", "layerdrop-0.5")
+    assert plain["time, of plain"] == 1.0
+    assert dropped["time, of plain"] == pytest.approx(plain["updates/s"] / dropped["updates/s"])
+    assert plain["vocabulary"] == 500
+    assert min(plain["target tokens/s"], plain["peak GiB"], plain["warm-up s"]) > 0
+    assert "layerdrop-0.5 |" in capsys.readouterr().out
+    assert "--technique plain,layerdrop-0.5" in found["command"]
+
+
+@pytest.mark.parametrize(("name", "flags", "column", "values"), [
+    ("memory", (), "memory, of plain", [1.0, 0.5]),
+    ("depth", ("--layers", "6-6,18-18"), "ms a layer", [1000 / 12, 500 / 36]),
+    ("scaling", ("--max-tokens", "128,256"), "speed, of 128", [1.0, 2.0]),
+])
+def test_the_other_scripts_make_their_tables(runs, monkeypatch, tmp_path, name, flags, column, values):
+    """From made-up logs: the second case takes half of everything."""
+    logs = iter(runs.Log(vocabulary=500, weights=1000, updates=1, tokens=100.0, seconds=share, peak_gib=share, warm_up=1.0)
+                for share in (1.0, 0.5))
+    monkeypatch.setattr(runs, "measure", lambda *_: next(logs))
+    found = run_script(monkeypatch, tmp_path, name, *flags)
+    assert [row[column] for row in found["rows"]] == pytest.approx(values)
+
+
+def test_a_run_that_fails_does_not_take_the_others_with_it(runs, monkeypatch, tmp_path, capsys):
+    def measure(data, case, *_):
+        if case.technique == "plain":
+            raise runs.RunError("out of luck")
+        return runs.Log(updates=1, tokens=100.0, seconds=1.0, warm_up=1.0, weights=1)
+
+    monkeypatch.setattr(runs, "measure", measure)
+    (row,) = run_script(monkeypatch, tmp_path, "train", "--technique", "plain,fusion")["rows"]
+    assert row["time, of plain"] == ""
+    assert "out of luck" in capsys.readouterr().err
+
+
+def test_the_error_of_a_run_is_its_last_line(runs, tmp_path):
+    case = runs.Case("tiny", "", 128, 0, "fp32", "plain")
+    with pytest.raises(runs.RunError, match="error: "):
+        runs.measure(str(tmp_path / "nothing"), case, seconds=1.0)
+
+
+def test_every_technique_is_one_of_the_command(runs):
+    from lamina.config.parser import parse, resolve
+    from lamina.config.train import TrainConfig
+
+    for technique in runs.TECHNIQUES:
+        case = runs.Case("tiny", "3-2", 128, 0, "bf16", technique)
+        given, _ = parse("lamina train", TrainConfig, "", ["DATA", *case.flags])
+        config = resolve(TrainConfig, given)
+        assert (config.model.encoder.num_layers, config.model.decoder.num_layers) == (3, 2)
