@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import subprocess
 import sys
@@ -15,6 +14,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from table import machine, show
 
 # As in a joint BPE vocabulary: most pieces short, some that go on in the next one, a share outside ASCII.
 ENDINGS = ("", "", "@@", "ă", "ție", "ing", "")
@@ -80,15 +82,10 @@ def main() -> None:
             folder = Path(temporary) / f"data-{workers}"
             seconds, cpu, memory = min(time_command(prefix, folder, workers, options.extra)
                                        for _ in range(options.repeat))
-            rows.append({"tokens": tokens, "workers": workers, "seconds": round(seconds, 2),
-                         "cpu_seconds": round(cpu, 2),
-                         "tokens_per_second": round(tokens / seconds), "peak_rss_mib": round(memory)})
-    print(f"{'tokens':>12} {'workers':>8} {'seconds':>8} {'CPU s':>8} {'tokens/s':>12} {'peak RSS MiB':>13}")
-    for row in rows:
-        print(f"{row['tokens']:>12,} {row['workers']:>8} {row['seconds']:>8} {row['cpu_seconds']:>8} "
-              f"{row['tokens_per_second']:>12,} {row['peak_rss_mib']:>13}")
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            rows.append({"tokens": tokens, "workers": workers, "seconds": seconds, "CPU s": cpu,
+                         "tokens/s": round(tokens / seconds), "peak RSS MiB": round(memory)})
+    print(machine())
+    show(rows, options.json)
 
 
 if __name__ == "__main__":

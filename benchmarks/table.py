@@ -1,7 +1,11 @@
-"""Rows of figures as one aligned table, and as JSON."""
+"""Rows of figures as one aligned table, and as JSON.
+
+    python benchmarks/table.py FILE.json ...     # shows again what benchmarks have written
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import shlex
@@ -32,3 +36,16 @@ def show(rows: list[dict[str, Any]], path: str | None = None) -> None:
 
 def _text(value: Any) -> str:
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", metavar="FILE", help="what a benchmark wrote with --json")
+    for file in parser.parse_args().files:
+        written = json.loads(Path(file).read_text())
+        print(f"{written['command']}\n{written['machine']}")
+        show(written["rows"])
+
+
+if __name__ == "__main__":
+    main()
