@@ -68,7 +68,7 @@ def assert_same_way(found: Updater, expected: Updater, *, exact: Updater | None 
 
 
 @pytest.mark.parametrize("longest", [20, 400], ids=["tiles of several", "one after the other"])
-@pytest.mark.parametrize(("num_heads", "channels"), [(2, 8), (4, 128), (8, 64)])
+@pytest.mark.parametrize(("num_heads", "channels"), [(2, 8), (4, 128), (8, 64), (1, 256), (1, 512), (1, 1024)])
 @pytest.mark.parametrize("kind", ["within", "causal", "across"])
 def test_packed_attention(longest, num_heads, channels, kind):
     shape = PackedShape(places=5120 if longest > 20 else 256, max_sentences=24)

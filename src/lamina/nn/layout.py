@@ -16,6 +16,7 @@ from lamina.rows import PAD_POSITION, Packed, Rows
 
 # Up to this length of a sentence, tiles that hold several are faster than a tile for each; measured on an H200.
 LONGEST_OF_TILES = 256
+WIDEST_OF_FLASH = 256  # channels of a head
 HAS_TRITON = find_spec("triton") is not None
 
 
@@ -89,11 +90,14 @@ class PackedLayout(NamedTuple):
 
     def _attend(self, query: Tensor, memory: Tensor | None, reader: PackedLayout, num_heads: int, *, is_causal: bool = False,
                 dropout_p: float) -> Tensor:
-        if query.is_cuda and query.dtype != torch.float32 and self.longest <= LONGEST_OF_TILES and HAS_TRITON:
+        has_kernels = query.is_cuda and query.dtype != torch.float32
+        channels = query.size(1) // num_heads // (3 if memory is None else 1)
+        is_flash = (self.longest > LONGEST_OF_TILES and channels <= WIDEST_OF_FLASH and channels % 8 == 0) or not HAS_TRITON
+        if has_kernels and not is_flash:
             return packed_attention(query, memory, reader.sentences, reader.bounds, self.sentences, self.bounds, num_heads,
                                     is_causal, dropout_p)[0]
         parts = query.chunk(3, dim=1) if memory is None else (query, *memory.chunk(2, dim=1))
-        if query.is_cuda and query.dtype != torch.float32:
+        if has_kernels:
             # The kernel behind torch.nn.attention.varlen, called directly for its dropout.
             return torch.ops.aten._flash_attention_forward(
                 *(part.unflatten(1, (num_heads, -1)) for part in parts), reader.bounds, self.bounds, reader.longest,

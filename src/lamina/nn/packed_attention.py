@@ -10,15 +10,32 @@ keys and values, or all three, come in one tensor, and so do their gradients, wh
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-# Queries and keys of a tile, and warps that work on it, by measurement on an H200.
-FORWARD_TILES = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4}
-QUERY_TILES = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4}
-MEMORY_TILES = {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 2}
+
+class Tiles(NamedTuple):
+    """Queries and keys of a tile, and warps that work on it."""
+
+    queries: int
+    keys: int
+    warps: int
+
+
+# By kernel: for heads of up to so many channels. Up to 128 by measurement on an H200; wider ones (surface fusion has one head)
+# by what a multiprocessor holds.
+TILES: dict[str, dict[int, Tiles]] = {
+    "forward": {128: Tiles(64, 32, 4), 256: Tiles(32, 32, 4), 2**16: Tiles(32, 16, 8)},
+    "backward_query": {128: Tiles(64, 32, 4), 256: Tiles(32, 32, 4), 2**16: Tiles(32, 16, 8)},
+    "backward_memory": {128: Tiles(32, 32, 2), 256: Tiles(32, 32, 4), 2**16: Tiles(16, 16, 8)},
+}
+
+
+def tiles_for(kernel: str, channels: int) -> Tiles:
+    return next(tiles for most, tiles in TILES[kernel].items() if channels <= most)
+
 
 
 @torch.library.custom_op("lamina::packed_attention", mutates_args=())
@@ -35,7 +52,7 @@ def packed_attention(query: Tensor, memory: Tensor | None, query_sentences: Tens
     out = query.new_empty(len(query), parts[0].size(1))
     normaliser = query.new_empty(num_heads, len(query), dtype=torch.float32)
     seed = torch.randint(2**31, (1,), device=query.device) if dropout_p else query.new_zeros(1, dtype=torch.int64)
-    _launch(kernels.forward, len(query), "BLOCK_M", FORWARD_TILES, num_heads, *parts, out, normaliser, query_sentences,
+    _launch(kernels.forward, num_heads, *parts, out, normaliser, query_sentences,
             key_bounds, seed, *_sizes(parts), parts[0].size(1), is_causal, dropout_p)
     return out, normaliser, seed
 
@@ -61,10 +78,10 @@ def packed_attention_backward(out_grad: Tensor, query: Tensor, memory: Tensor | 
     grads = _parts(query_grad, None if memory is None else memory_grad)
     dots = torch.empty_like(normaliser)
     num_queries, num_keys, *strides = _sizes(parts)
-    _launch(kernels.backward_query, num_queries, "BLOCK_M", QUERY_TILES, num_heads, *parts, out, out_grad, normaliser, dots,
+    _launch(kernels.backward_query, num_heads, *parts, out, out_grad, normaliser, dots,
             grads[0], query_sentences, key_bounds, seed, num_queries, num_keys, *strides, grads[0].stride(0),
             parts[0].size(1), is_causal, dropout_p)
-    _launch(kernels.backward_memory, num_keys, "BLOCK_N", MEMORY_TILES, num_heads, *parts, out_grad, normaliser, dots,
+    _launch(kernels.backward_memory, num_heads, *parts, out_grad, normaliser, dots,
             *grads[1:], key_sentences, query_bounds, seed, num_queries, num_keys, *strides, grads[1].stride(0),
             parts[0].size(1), is_causal, dropout_p)
     return query_grad, memory_grad
@@ -104,9 +121,13 @@ def _sizes(parts: tuple[Tensor, ...]) -> list[int]:
     return [len(query), len(key), query.stride(0), key.stride(0), value.stride(0)]
 
 
-def _launch(kernel: Any, num_places: int, tile: str, tiles: dict[str, int], num_heads: int, *arguments: Any) -> None:
-    *pointers_and_sizes, width, is_causal, dropout_p = arguments
+def _launch(kernel: Any, num_heads: int, query: Tensor, key: Tensor, *arguments: Any) -> None:
+    *others, width, is_causal, dropout_p = arguments
     channels = width // num_heads
-    kernel[(-(-num_places // tiles[tile]), num_heads)](*pointers_and_sizes, channels**-0.5, dropout_p, C=channels,
-                                                       BLOCK_C=max(16, 1 << (channels - 1).bit_length()), **tiles,
-                                                       IS_CAUSAL=is_causal, HAS_DROPOUT=dropout_p > 0)
+    name = kernel.fn.__name__
+    tiles = tiles_for(name, channels)
+    # One program a tile of what the kernel computes: keys, or else queries.
+    count = -(-len(key) // tiles.keys) if name == "backward_memory" else -(-len(query) // tiles.queries)
+    kernel[(count, num_heads)](query, key, *others, channels**-0.5, dropout_p, C=channels,
+                               BLOCK_C=max(16, 1 << (channels - 1).bit_length()), BLOCK_M=tiles.queries, BLOCK_N=tiles.keys,
+                               IS_CAUSAL=is_causal, HAS_DROPOUT=dropout_p > 0, num_warps=tiles.warps)
