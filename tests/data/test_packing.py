@@ -18,7 +18,7 @@ from lamina.train.loss import batch_loss
 from tiny import FUSIONS, VOCABULARY_SIZE, make_data, tiny_model
 
 CRITERION = LabelSmoothedCrossEntropy(smoothing=0.1)
-SHAPE = PackedShape(places=160, max_sentences=12)
+SHAPE = PackedShape(places=160, max_sentences=12, longest=128)
 
 
 def examples(seed: int = 0, number: int = 9) -> list[Example]:
@@ -72,7 +72,7 @@ def test_what_lies_where():
     assert target_in.bounds.tolist()[:5] == [0, 2, 6, 134, 160]
     assert (source.bounds[4:] == 160).all()
     assert len(source.bounds) == SHAPE.num_bounds
-    assert (batch.num_source_tokens, batch.num_target_tokens, batch.longest) == (5, 6, 128)
+    assert (batch.num_source_tokens, batch.num_target_tokens, source.longest) == (5, 6, 128)
 
 
 @pytest.mark.parametrize("rows", [slice(0, 4), slice(4, 9), slice(8, 9)])

@@ -20,7 +20,7 @@ from tiny import FUSIONS, VOCABULARY_SIZE, tiny_config
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 OPTIMIZATION = OptimizationConfig(criterion=LabelSmoothedCrossEntropy(smoothing=0.1), lr=(1e-3,), clip_norm=1.0)
-SHAPE = PackedShape(places=256, max_sentences=24)
+SHAPE = PackedShape(places=256, max_sentences=24, longest=32)
 STARTS: dict[int, torch.Tensor] = {}  # the weights that each updater began with
 
 
@@ -71,7 +71,7 @@ def assert_same_way(found: Updater, expected: Updater, *, exact: Updater | None 
 @pytest.mark.parametrize(("num_heads", "channels"), [(2, 8), (4, 128), (8, 64), (1, 256), (1, 512), (1, 1024)])
 @pytest.mark.parametrize("kind", ["within", "causal", "across"])
 def test_packed_attention(longest, num_heads, channels, kind):
-    shape = PackedShape(places=5120 if longest > 20 else 256, max_sentences=24)
+    shape = PackedShape(places=5120, max_sentences=24, longest=512) if longest > 20 else SHAPE
     source, target = (lay_out(side, PAD)[1] for side in batch_of(0, longest, shape).inputs)
     assert isinstance(source, PackedLayout)
     torch.manual_seed(0)

@@ -20,8 +20,8 @@ from lamina.data.batching import moved
 from lamina.rows import FIRST_POSITION, PAD_POSITION, Packed
 from lamina.text.vocabulary import EOS, PAD
 
-# Kernels work on tiles of so many places: shorter "longest sentences" gain nothing. Longer ones double from here.
-SHORTEST_LONGEST = 128
+# Rows that were cut shorter keep a length that kernels like.
+PLACES_MULTIPLE = 128
 # Room for this many times the usual number of sentences: a batch of shorter ones ends before its rows are full.
 ROOM = 1.5
 
@@ -39,17 +39,19 @@ class PackedShape:
 
     places: int  # N, of a row
     max_sentences: int
+    longest: int  # no sentence is longer
 
     @classmethod
     def of(cls, sizes: Sequence[np.ndarray], max_tokens: int, max_sentences: int | None) -> PackedShape:
         usual = max_tokens / min(float(side.mean()) for side in sizes)
         room = max(1, round(ROOM * usual))
-        return cls(max_tokens, min(room, max_sentences or room, max_tokens))
+        longest = 1 << (max(int(side.max()) for side in sizes) - 1).bit_length()
+        return cls(max_tokens, min(room, max_sentences or room, max_tokens), longest)
 
     @property
     def num_bounds(self) -> int:
         """Besides the sentences, those that pads form, and the end."""
-        return self.max_sentences + -(-self.places // SHORTEST_LONGEST) + 1
+        return self.max_sentences + -(-self.places // self.longest) + 1
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,6 @@ class PackedBatch:
     buffer: Tensor  # int32
     on_host: np.ndarray  # the same, where the host may look at it without asking the device
     shape: PackedShape
-    longest: int  # a power of two that no sentence exceeds: part of the shape, but one that may change between batches
     num_source_tokens: int
     num_target_tokens: int
     indices: tuple[int, ...]
@@ -69,8 +70,8 @@ class PackedBatch:
     @property
     def inputs(self) -> tuple[Packed, Packed]:
         source, target, target_in = parts_of(self.buffer, self.shape)
-        return (Packed(source[0][None], source[1][None], source[2], source[3], self.longest),
-                Packed(target_in[None], target[1][None], target[2], target[3], self.longest))
+        return (Packed(source[0][None], source[1][None], source[2], source[3], self.shape.longest),
+                Packed(target_in[None], target[1][None], target[2], target[3], self.shape.longest))
 
     @property
     def target(self) -> Tensor:
@@ -92,7 +93,7 @@ class PackedBatch:
             own = bounds[first : stop + 1]
             sides.append(Sentences(ids[own[0] : own[-1]], np.diff(own)))
         needed = max(len(side.ids) for side in sides)
-        shape = PackedShape(-(-needed // SHORTEST_LONGEST) * SHORTEST_LONGEST, stop - first)
+        shape = PackedShape(-(-needed // PLACES_MULTIPLE) * PLACES_MULTIPLE, stop - first, self.shape.longest)
         source, target = sides
         return replace(packed(source, target, shape, self.indices[first:stop]), recurs=False).to(self.buffer.device)
 
@@ -106,8 +107,7 @@ def parts_of(buffer: Any, shape: PackedShape) -> tuple[Any, Any, Any]:
 
 def packed(source: Sentences, target: Sentences, shape: PackedShape, indices: Sequence[int]) -> PackedBatch:
     """One batch; whoever planned it saw to it that it fits."""
-    places = shape.places
-    longest = max(SHORTEST_LONGEST, 1 << (int(max(source.sizes.max(), target.sizes.max())) - 1).bit_length())
+    places, longest = shape.places, shape.longest
     buffer = np.full(7 * places + 2 * shape.num_bounds, PAD, dtype=np.int32)
     *sides, target_in = parts_of(buffer, shape)
     for side, (ids, positions, numbers, bounds) in zip((source, target), sides, strict=True):
@@ -121,7 +121,7 @@ def packed(source: Sentences, target: Sentences, shape: PackedShape, indices: Se
     number = len(target.ids)
     target_in[1:number] = target.ids[:-1]
     target_in[np.cumsum(target.sizes) - target.sizes] = EOS
-    return PackedBatch(torch.from_numpy(buffer), buffer, shape, longest, num_source_tokens=len(source.ids),
+    return PackedBatch(torch.from_numpy(buffer), buffer, shape, num_source_tokens=len(source.ids),
                        num_target_tokens=number, indices=tuple(indices))
 
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from lamina.nn.packed_attention import packed_attention
 from lamina.rows import PAD_POSITION, Packed, Rows
 
-# Up to this length of a sentence, tiles that hold several are faster than a tile for each; measured on an H200.
-LONGEST_OF_TILES = 256
+# Tokens for each sentence that there is room for: where there are more, a sentence fills tiles of its own.
+LONG = 128
 WIDEST_OF_FLASH = 256  # channels of a head
 HAS_TRITON = find_spec("triton") is not None
 
@@ -78,6 +78,11 @@ class PackedLayout(NamedTuple):
     def positions(self) -> Tensor:
         return self.position_ids
 
+    @property
+    def is_of_short(self) -> bool:
+        """Whether there is room for so many sentences that they must be short: tiles that hold several suit them."""
+        return self.bounds.size(0) * LONG >= self.is_pad.size(1)
+
     def attend_within(self, qkv: Tensor, num_heads: int, *, is_causal: bool = False, dropout_p: float = 0.0) -> Tensor:
         """As for padded rows: every sentence looks at itself. (1, N, 3 * D) -> (1, N, D)"""
         return self._attend(qkv[0], None, self, num_heads, is_causal=is_causal, dropout_p=dropout_p)[None]
@@ -92,7 +97,7 @@ class PackedLayout(NamedTuple):
                 dropout_p: float) -> Tensor:
         has_kernels = query.is_cuda and query.dtype != torch.float32
         channels = query.size(1) // num_heads // (3 if memory is None else 1)
-        is_flash = (self.longest > LONGEST_OF_TILES and channels <= WIDEST_OF_FLASH and channels % 8 == 0) or not HAS_TRITON
+        is_flash = (not self.is_of_short and channels <= WIDEST_OF_FLASH and channels % 8 == 0) or not HAS_TRITON
         if has_kernels and not is_flash:
             return packed_attention(query, memory, reader.sentences, reader.bounds, self.sentences, self.bounds, num_heads,
                                     is_causal, dropout_p)[0]

@@ -44,7 +44,8 @@ class Recorded(Generic[T]):
 
     def __init__(self, compute: Callable[[], T], pool: Any, stream: torch.cuda.Stream) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream):
+        # By thread, since another one may be preparing batches meanwhile.
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self.result = compute()
 
     def replay(self) -> T:
@@ -95,7 +96,7 @@ def tensors_of(batch: AnyBatch) -> dict[str, Tensor]:
 def shape_of(batch: AnyBatch) -> tuple[Any, ...]:
     """Batches of one shape run the same kernels on the same number of bytes."""
     return (*((name, tensor.shape, tensor.dtype) for name, tensor in tensors_of(batch).items()),
-            getattr(batch, "longest", None))
+            getattr(batch, "shape", None))
 
 
 def compiled_parts(model: nn.Module) -> dict[nn.Module, Any]:
