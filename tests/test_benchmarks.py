@@ -64,7 +64,7 @@ def run_script(monkeypatch, tmp_path, name, *flags):
 
 
 def test_train_measures_the_command(runs, monkeypatch, tmp_path, capsys):
-    found = run_script(monkeypatch, tmp_path, "train", "--technique", "plain,layerdrop-0.5", "--", "--lr", "1e-6")
+    found = run_script(monkeypatch, tmp_path, "train", "--technique", "plain,layerdrop-0.5", "--", "--cpu")
     plain, dropped = found["rows"]
     assert (plain["technique"], dropped["technique"]) == ("plain", "layerdrop-0.5")
     assert plain["time, of plain"] == 1.0
