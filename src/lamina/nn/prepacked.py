@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 LARGEST_WEIGHT = 127
-SMALLEST = 1e-30  # what a row of zeros is divided by
+SMALLEST = 1e-30  # what a matrix's row of zeros is divided by
 # Rows that a matrix is laid out for: a batch of sentences with their beams. Other numbers of rows are right too.
 USUAL_ROWS = 160
 
@@ -56,6 +56,7 @@ class PrepackedLinear(Prepacked):
 class Int8Linear(Prepacked):
     """x @ weight.T + bias, where the product is one of 8-bit integers."""
 
+    limit: Tensor
     scales: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -66,13 +67,15 @@ class Int8Linear(Prepacked):
         self.weight = _fixed(torch.ops.onednn.qlinear_prepack(integers, [USUAL_ROWS, self.in_features]))
         # The kernel's vectors are unsigned, 0 in the middle. Without VNNI it adds two products in 16 bits: 7 of them must do.
         self.largest = 127 if torch.cpu._is_vnni_supported() else 63
+        self.register_buffer("limit", torch.tensor(float(self.largest)))
         self.register_buffer("scales", scales / self.largest)
         self.register_buffer("zeros", torch.zeros_like(scales, dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(0, -2)  # (N, I)
-        largest = flat.abs().amax(dim=1, keepdim=True).clamp_(min=SMALLEST)
-        integers = (flat * (self.largest / largest)).round_().to(torch.int8)
+        largest = flat.abs().amax(dim=1, keepdim=True)
+        # Of a vector of zeros the integers are arbitrary, and its product is multiplied by 0 in the end.
+        integers = (flat * torch.div(self.limit, largest)).round_().to(torch.int8)
         # Integers of 8 bits with sign, then the sign's bit turned over: as if the middle had been added, and far faster.
         middle = self.largest + 1
         integers = integers.view(torch.uint8).bitwise_xor_(128) if middle == 128 else (integers + middle).to(torch.uint8)
