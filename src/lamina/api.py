@@ -94,6 +94,8 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
             prepack_(models[-1], prepacking)
     if task not in APIS:
         raise CheckpointError(f"{paths[0]} was trained for {task}; what can be loaded here is trained for {', '.join(APIS)}.")
+    if dtype is None and APIS[task] is not MaskedLanguageModel:
+        dtype = writing_dtype(device)
     return APIS[task](models, vocabularies, subwords, languages=languages, device=device, dtype=dtype)
 
 
@@ -118,7 +120,7 @@ class Translator:
                  subwords: tuple[Subword, ...], *, languages: tuple[str, ...] = ("source", "target"),
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         self.device = default_device(device)
-        self.models = [model.to(device=self.device, dtype=dtype or writing_dtype(self.device)).eval() for model in models]
+        self.models = [model.to(device=self.device, dtype=dtype).eval() for model in models]
         self.vocabularies = vocabularies
         self.subwords = subwords
         self.languages = languages

@@ -18,7 +18,6 @@ from lamina.api_parts import (
     only_one,
     warn_in_python,
     warn_of_lost,
-    writing_dtype,
 )
 from lamina.config.decode import SearchConfig
 from lamina.decode.beam import Search
@@ -38,7 +37,7 @@ class LanguageModel:
                  languages: tuple[str, ...] = ("text",), device: torch.device | str | None = None,
                  dtype: torch.dtype | None = None) -> None:
         self.device = default_device(device)
-        self.models = [model.to(device=self.device, dtype=dtype or writing_dtype(self.device)).eval() for model in models]
+        self.models = [model.to(device=self.device, dtype=dtype).eval() for model in models]
         (self.vocabulary,) = vocabularies
         (self.subword,) = subwords
         (self.language,) = languages
