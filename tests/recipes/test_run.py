@@ -34,8 +34,7 @@ def in_process(monkeypatch):
         return type("Done", (), {"poll": lambda self: 0, "returncode": 0})()
 
     monkeypatch.setattr("lamina.recipes.runner.subprocess.Popen", popen)
-    monkeypatch.setattr("lamina.recipes.worker.signal.signal", lambda *_: None)
-    monkeypatch.setattr("lamina.recipes.worker._end_with_parent", lambda _: None)
+    monkeypatch.setattr("lamina.recipes.worker._live_and_die_with_parent", lambda: None)
 
 
 def test_from_text_to_results(tmp_path, in_process, capsys):
@@ -173,7 +172,7 @@ def test_data_of_another_description_is_refused(tmp_path, in_process, capsys):
 def test_killed_and_gone_on_with(tmp_path):
     """SIGKILL to the command: its worker saves and ends, and the next command trains only what is left."""
     recipe = {**RECIPE, "variants": {"plain": {}}, "seeds": [1], "tiers": {}, "average": None, "model": "checkpoint_last.pt",
-              "train": {**TRAIN, "max-update": 400}}
+              "train": {**TRAIN, "max-update": 250, "max-tokens": 32, "disable-validation": True}}
     path = write_recipe(tmp_path, recipe=recipe)
     command = [sys.executable, "-m", "lamina", *words(tmp_path, path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
@@ -187,13 +186,13 @@ def test_killed_and_gone_on_with(tmp_path):
     assert json.loads(outcome.read_text())["status"] == "stopped"
     assert not read_rows(tmp_path / "out" / "results.jsonl")
     stopped_after = json.loads(outcome.with_name("stages.json").read_text())["interrupted"]["train"]
-    assert updates_done(last) < 400
+    assert updates_done(last) < 250
     subprocess.run(command, env=environment, check=True, stderr=subprocess.DEVNULL)
     (row,) = read_rows(tmp_path / "out" / "results.jsonl")
     assert row["status"] == "done"
     log = (tmp_path / "out" / "runs" / "small" / "plain.seed1" / "logs" / "train.log").read_text()
     assert log.count('"num_updates": 1,') == 1, "the first update was made once"
-    assert row["figures"]["updates"] == 400
+    assert row["figures"]["updates"] == 250
     assert row["seconds"]["train"] > stopped_after
 
 

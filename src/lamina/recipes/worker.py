@@ -30,8 +30,7 @@ SHOWN_CHARACTERS = 150
 
 
 def main(folder: Path) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer: it tells us by SIGTERM
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    _live_and_die_with_parent()
     plan = read_json(folder / PLAN_NAME)
     stages = [Stage(item["name"], tuple(item["words"]), item["output"], tuple(item["makes"])) for item in plan["stages"]]
     done: dict[str, Any] = read_records(folder)
@@ -163,10 +162,15 @@ def hardware() -> str:
     return f"CPU ({platform.machine()}, {os.cpu_count()} cores)"
 
 
+def _live_and_die_with_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer: it tells us by SIGTERM
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+
+
 def _end_with_parent(parent: int) -> None:
     """Whoever kills the parent outright means us too; training hears it as a wish to stop and saves."""
     while os.getppid() == parent:
-        time.sleep(1)
+        time.sleep(0.2)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
