@@ -22,14 +22,16 @@ Backward = Callable[..., None]
 
 
 class CapturedPasses:
-    def __init__(self, model: nn.Module, weights: FlatWeights, backward: Backward, recorder: Recorder,
-                 note: Callable[[str], None], *, is_compiled: bool) -> None:
+    """`is_compiled` and `is_off` say what has turned out to work."""
+
+    def __init__(self, model: nn.Module, weights: FlatWeights, backward: Backward, note: Callable[[str], None], *,
+                 is_compiled: bool) -> None:
         self.model = model
         self.weights = weights
         self.backward = backward
-        self.recorder = recorder
+        self.recorder = Recorder()
         self.note = note
-        self._is_compiled, self._is_off = is_compiled, False
+        self.is_compiled, self.is_off = is_compiled, False
         self._batches = StaticBatches()
         self._parts: dict[nn.Module, Any] = compiled_parts(model) if is_compiled else {}
         self._whole: dict[Any, Recorded[None]] = {}
@@ -39,7 +41,7 @@ class CapturedPasses:
 
     def find(self, batch: AnyBatch, runs: Runs, sums: Tensor) -> Callable[[], None] | None:
         """What to call for a pass over this batch, recorded now if need be; None if its shape may never come again."""
-        static = None if self._is_off else self._batches.hold(batch)
+        static = None if self.is_off else self._batches.hold(batch)
         if static is None:
             return None
         key, is_whole = shape_of(batch), self._can_be_whole and runs == ALL_RUN
@@ -70,12 +72,12 @@ class CapturedPasses:
         except Exception as error:
             # Whatever a compiler or a driver says: an update that is not recorded is slower, and as right.
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            if self._is_compiled:
+            if self.is_compiled:
                 self.note(f"--compile is off, since it failed: {reason}")
-                self._is_compiled, self._parts = False, {}
+                self.is_compiled, self._parts = False, {}
                 return self._record(key, batch, is_whole=is_whole)
             self.note(f"--cuda-graphs is off, since it failed: {reason}")
-            self._is_off = True
+            self.is_off = True
             return False
         self.note(f"recorded {'updates' if is_whole else 'the layers'} for batches of this shape, in "
                   f"{time.perf_counter() - started:.1f} s")
@@ -83,7 +85,7 @@ class CapturedPasses:
 
     def _pass(self, batch: AnyBatch) -> None:
         with self.weights.gathering(), replaced(self._parts):
-            self.backward(batch, is_compiled=self._is_compiled)
+            self.backward(batch, is_compiled=self.is_compiled)
         self.weights.collect_grad_()
 
     def _layer_graphs(self, batch: AnyBatch) -> LayerGraphs:
@@ -92,5 +94,5 @@ class CapturedPasses:
 
     def _pass_by_layers(self, batch: AnyBatch, runs: Runs, layers: LayerGraphs) -> None:
         with layers.in_use({**self._parts, **layers.graphs}):
-            self.backward(batch, runs, is_compiled=self._is_compiled)
+            self.backward(batch, runs, is_compiled=self.is_compiled)
         self.weights.collect_grad_()

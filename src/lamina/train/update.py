@@ -11,7 +11,7 @@ from torch import Tensor
 from lamina.config.train import OptimizationConfig, PrecisionConfig
 from lamina.data.batching import AnyBatch
 from lamina.nn.stack import ALL_RUN, Runs
-from lamina.train.captured import Recorder
+from lamina.train.captured import Recorded
 from lamina.train.captured_passes import CapturedPasses
 from lamina.train.compiling import compiled
 from lamina.train.loss import batch_loss
@@ -55,40 +55,17 @@ class Updater:
                                default_window=2**14 // (optimization.update_freq[0] * ranks.size))
         self.sums = torch.zeros(2, device=device)  # of loss and nll, over the batches of an update
         self.lr, self.share = (torch.zeros((), device=device, dtype=torch.float64) for _ in range(2))
-        self._take_step: Callable[[], Tensor] = self._step
         self._captured: CapturedPasses | None = None
+        self._recorded_step: Recorded[Tensor] | None = None
+        self._has_stepped = False
         if device.type == "cuda" and precision.cuda_graphs:
             reason = _why_not_recorded(self.weights, dtype, precision)
             if reason:
                 note(f"updates are not recorded (--cuda-graphs): {reason}")
             else:
-                self._capture(is_compiled=precision.compiles, note=note)
-
-    def _capture(self, *, is_compiled: bool, note: Callable[[str], None]) -> None:
-        """From now on passes are recorded when their shape is known to come again, and the step at its second time."""
-        recorder = Recorder()
-        self._captured = CapturedPasses(self.model, self.weights, self._backward, recorder, note, is_compiled=is_compiled)
-        if is_compiled:
-            self._move_ = compiled(self._move_)  # type: ignore[method-assign]
-
-        def recorded_step() -> Tensor:
-            saved = [tensor.clone() for tensor in self._state()]
-            recorded = recorder(self._step)
-            for tensor, value in zip(self._state(), saved, strict=True):
-                tensor.copy_(value)
-            self._take_step = recorded.replay
-            return recorded.replay()
-
-        def first_step() -> Tensor:
-            self._take_step = recorded_step
-            return self._step()
-
-        self._take_step = first_step
-
-    def _state(self) -> list[Tensor]:
-        """All that a step changes, and the gradient, which it scales in place."""
-        return [self.weights.master, self.weights.compute, self.weights.grad, *self.optimizer.state().values(),
-                *self.scale.state().values()]
+                self._captured = CapturedPasses(self.model, self.weights, self._backward, note, is_compiled=precision.compiles)
+        # Not made in vain: the compiler takes seconds to import.
+        self._compiled_move_ = compiled(self._move_) if self._captured is not None and precision.compiles else self._move_
 
     def update(self, batches: Sequence[AnyBatch], lr: float, seed: int, runs: Runs = ALL_RUN,
                total: int | None = None) -> UpdateResult:
@@ -120,13 +97,26 @@ class Updater:
             arrival.record()
         return UpdateResult(numbers[:5], numbers[5:], num_tokens, num_sentences, arrival)
 
+    def _take_step(self) -> Tensor:
+        """Recorded at the second time: the first has set up all that it calls."""
+        if self._captured is None or self._captured.is_off:
+            return self._step()
+        if self._recorded_step is None and self._has_stepped:
+            self._recorded_step = self._captured.recorder(self._step, is_warm=True)
+        if self._recorded_step is not None:
+            return self._recorded_step.replay()
+        self._has_stepped = True
+        return self._step()
+
     def _step(self) -> Tensor:
         """One step of the optimizer along the gradient there is: what UpdateResult tells of it, end to end. (5 + P,)"""
         scale_used = self.scale.value.clone()
         norms = self.weights.grad_norms() * (self.share / scale_used).float()
         norm = norms.norm()
         ok = norm.isfinite()
-        self._move_((self._clip_factor(norm) * self.share / scale_used).float(), ok)
+        is_compiled = self._captured is not None and self._captured.is_compiled
+        move_ = self._compiled_move_ if is_compiled else self._move_
+        move_((self._clip_factor(norm) * self.share / scale_used).float(), ok)
         self.scale.update_(ok)
         return torch.cat([self.sums, torch.stack([norm, scale_used, ok.float()]), norms])
 
