@@ -24,13 +24,14 @@ Backward = Callable[..., None]
 class CapturedPasses:
     """`is_compiled` and `is_off` say what has turned out to work."""
 
-    def __init__(self, model: nn.Module, weights: FlatWeights, backward: Backward, note: Callable[[str], None], *,
-                 is_compiled: bool) -> None:
+    def __init__(self, model: nn.Module, weights: FlatWeights, backward: Backward, note: Callable[[str], None],
+                 skip_time: Callable[[float], None], *, is_compiled: bool) -> None:
         self.model = model
         self.weights = weights
         self.backward = backward
         self.recorder = Recorder()
         self.note = note
+        self.skip_time = skip_time
         self.is_compiled, self.is_off = is_compiled, False
         self._batches = StaticBatches()
         self._parts: dict[nn.Module, Any] = compiled_parts(model) if is_compiled else {}
@@ -61,6 +62,8 @@ class CapturedPasses:
     def _record(self, key: Any, batch: AnyBatch, *, is_whole: bool) -> bool:
         """Whether it worked; if not, what stood in the way is off from now on."""
         started = time.perf_counter()
+        if self.is_compiled:
+            self.note("compiling and recording updates: half a minute the first time, seconds when they are known")
         try:
             if is_whole:
                 self._whole[key] = self.recorder(partial(self._pass, batch))
@@ -79,8 +82,9 @@ class CapturedPasses:
             self.note(f"--cuda-graphs is off, since it failed: {reason}")
             self.is_off = True
             return False
-        self.note(f"recorded {'updates' if is_whole else 'the layers'} for batches of this shape, in "
-                  f"{time.perf_counter() - started:.1f} s")
+        seconds = time.perf_counter() - started
+        self.note(f"recorded {'updates' if is_whole else 'the layers'} for batches of this shape, in {seconds:.1f} s")
+        self.skip_time(seconds)
         return True
 
     def _pass(self, batch: AnyBatch) -> None:

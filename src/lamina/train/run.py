@@ -95,7 +95,8 @@ class Run:
             ranks.broadcast_(parameter.data)  # Admin's omegas are measured by the first rank alone
         # Each rank has a memory of its own to run out of.
         tell = self.reporter.note if ranks.is_first else lambda text: console.notice(f"rank {ranks.rank}: {text}")
-        self.updater = Updater(self.model, optimization, config.precision, self.dtype, ranks, self._weights(), tell)
+        self.updater = Updater(self.model, optimization, config.precision, self.dtype, ranks, self._weights(), tell,
+                               self.reporter.skip_time)
         if start is not None and start.is_resumed:
             self.progress = restore_training(start, self.updater, config, self.reporter.note)
         self._check_same_start()

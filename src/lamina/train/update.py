@@ -43,7 +43,8 @@ class Updater:
 
     def __init__(self, model: Any, optimization: OptimizationConfig, precision: PrecisionConfig,
                  dtype: torch.dtype = torch.float32, ranks: Ranks = ALONE, weights: FlatWeights | None = None,
-                 note: Callable[[str], None] = lambda _: None) -> None:
+                 note: Callable[[str], None] = lambda _: None, skip_time: Callable[[float], None] = lambda _: None) -> None:
+        """`skip_time` is told of seconds that are not training: an update's speed does not count them."""
         self.model = model
         self.optimization = optimization
         self.ranks = ranks
@@ -63,7 +64,8 @@ class Updater:
             if reason:
                 note(f"updates are not recorded (--cuda-graphs): {reason}")
             else:
-                self._captured = CapturedPasses(self.model, self.weights, self._backward, note, is_compiled=precision.compiles)
+                self._captured = CapturedPasses(self.model, self.weights, self._backward, note, skip_time,
+                                                is_compiled=precision.compiles)
         # Not made in vain: the compiler takes seconds to import.
         self._compiled_move_ = compiled(self._move_) if self._captured is not None and precision.compiles else self._move_
 
