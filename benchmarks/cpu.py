@@ -191,7 +191,9 @@ def train(options: argparse.Namespace) -> list[dict[str, Any]]:
     steps = {"Lamina": lambda: updater.update([batch], 1e-4, 1).numbers.tolist(),
              "torch.nn.Transformer": partial(torch_update, model, optimizer, batch)}
     seconds = seconds_each(steps, options.rounds, warm_up=2)
-    return [{"system": name, "weights": sum(weight.numel() for weight in model.parameters()),
+    sizes = {name: sum(weight.numel() for weight in own.parameters())
+             for name, own in zip(steps, (updater.model, model), strict=True)}
+    return [{"system": name, "weights": sizes[name],
              "ms an update": 1000 * own, "target tokens/s": round(batch.num_target_tokens / own),
              "speed, of torch's": seconds["torch.nn.Transformer"] / own} for name, own in seconds.items()]
 
@@ -212,7 +214,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write the rows there too")
     options = parser.parse_args()
     rows = {"decode": decode, "train": train}[options.what](options)
-    print(machine())
+    print(f"{machine()}; on {torch.get_num_threads()} threads of the processor")
     show(rows, options.json)
 
 

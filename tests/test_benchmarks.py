@@ -116,3 +116,32 @@ def test_every_technique_is_one_of_the_command(runs):
         given, _ = parse("lamina train", TrainConfig, "", ["DATA", *case.flags])
         config = resolve(TrainConfig, given)
         assert (config.model.encoder.num_layers, config.model.decoder.num_layers) == (3, 2)
+
+
+def test_a_processor_beside_others(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+    def rows(*flags):
+        shared = ("--arch", "tiny", "--rounds", "1", "--json", str(tmp_path / "rows.json"))
+        monkeypatch.setattr(sys, "argv", ["cpu.py", *flags, *shared])
+        runpy.run_path(str(FOLDER / "cpu.py"), run_name="__main__")
+        return json.loads((tmp_path / "rows.json").read_text())["rows"]
+
+    ours, theirs = rows("train", "--max-tokens", "64", "--vocabulary", "200")
+    assert ours["weights"] == theirs["weights"]
+    assert ours["speed, of torch's"] == pytest.approx(theirs["ms an update"] / ours["ms an update"])
+    pytest.importorskip("ctranslate2")
+    found = {row["system"]: row for row in rows("decode", "--sentences", "8", "--batch-size", "4")}
+    assert list(found) == ["Lamina fp32", "CTranslate2 fp32", "Lamina int8", "CTranslate2 int8"]
+    assert found["Lamina int8"]["best of ours / best of theirs"] == pytest.approx(
+        found["CTranslate2 int8"]["seconds"] / found["Lamina int8"]["seconds"])
+
+
+def test_the_first_update_of_a_folder(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setattr(sys, "argv", ["startup.py", "--lines", "200", "--repeat", "1", "--json", str(tmp_path / "rows.json")])
+    runpy.run_path(str(FOLDER / "startup.py"), run_name="__main__")
+    (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert row["lines"] == 200
+    assert 0 < row["first update s"] < 60
+    assert 50 < row["peak RSS MiB"] < 4000
