@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import lamina
 from lamina.cli import main
 from lamina.config.decode import SearchConfig
 from lamina.decode import flight
@@ -152,11 +153,14 @@ def test_generate_says_the_same_on_both(tmp_path, capsys):
     data = make_data(tmp_path, num_lines=60)
     assert main(["train", str(data), *TINY_FLAGS, "--max-tokens", "200", "--max-epoch", "25", "--lr", "0.02", "--cpu",
                  "--log-format", "none", "--no-epoch-checkpoints", "--save-dir", str(tmp_path / "out")]) == 0
+    path = str(tmp_path / "out" / "checkpoint_best.pt")
+    for dtype, expected in ((None, torch.float16), ("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        assert next(lamina.load(path, dtype=dtype).models[0].parameters()).dtype is expected
     texts = {}
     for flags in (("--cpu",), ("--fp32",), (), ("--bf16",), ("--no-cuda-graphs", "--fp32")):
         capsys.readouterr()
-        assert main(["generate", str(data), "--path", str(tmp_path / "out" / "checkpoint_best.pt"), "--gen-subset", "train",
-                     "--batch-size", "8", *flags]) == 0
+        assert main(["generate", str(data), "--path", path, "--gen-subset", "train", "--batch-size", "8",
+                     *flags]) == 0
         texts[flags] = [line.split("\t")[2] for line in capsys.readouterr().out.splitlines() if line.startswith("H-")]
     assert texts[("--cpu",)] == texts[("--fp32",)] == texts[("--no-cuda-graphs", "--fp32")]
     for flags in ((), ("--bf16",)):

@@ -18,8 +18,9 @@ from lamina.decode.trace import Hypothesis
 # slots are as wide as that one. What is no longer than this many tokens costs too little to begin anew for it.
 WIDTH_RATIO = 4
 NARROW = 64
-# Rows searched at a time on a GPU, where no limit is given.
-GPU_BATCH_SIZE = 256
+# What is searched at a time on a GPU, where no limit is given: 256 sentences at beam 5, fewer if they are long.
+GPU_MAX_TOKENS = 16384
+GPU_MAX_BEAMS = 1280
 # Hypotheses whose attention is looked up together.
 ATTENTION_BATCH = 64
 
@@ -46,7 +47,7 @@ def search_rows(search: Search, rows: Sequence[np.ndarray], *, device: torch.dev
     """
     device = torch.device(device)
     if device.type == "cuda" and max_tokens is None and batch_size is None:
-        batch_size = GPU_BATCH_SIZE
+        max_tokens, batch_size = GPU_MAX_TOKENS, max(1, GPU_MAX_BEAMS // search.config.beam)
     batches = choose(length_batches(rows, max_tokens, batch_size))
     is_by_batch = device.type == "cpu" or search.config.uses_padded_width or (constraints is not None and any(constraints))
     for indices, num_slots in ((batch, len(batch)) for batch in batches) if is_by_batch else sessions(batches, rows):
