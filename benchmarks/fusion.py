@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from steps import made_up_batch, seconds_each
+from steps import as_training_takes_it, made_up_batch, seconds_each
 from table import machine, show
 
 from lamina.api import DTYPES
@@ -53,7 +53,7 @@ def models(options: argparse.Namespace, vocabulary_size: int) -> dict[str, torch
 
 def train_times(options: argparse.Namespace, vocabulary_size: int) -> dict[str, float]:
     device = torch.device(options.device)
-    batch = made_up_batch(vocabulary_size, options.max_tokens, device)
+    batch = as_training_takes_it(made_up_batch(vocabulary_size, options.max_tokens, device), options.precision)
     optimization = OptimizationConfig(criterion=LabelSmoothedCrossEntropy(smoothing=0.1))
     updaters = {name: Updater(model.to(device), optimization, PrecisionConfig(), DTYPES[options.precision])
                 for name, model in models(options, vocabulary_size).items()}
@@ -74,6 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", default="transformer_surface_fusion", help="preset that fusion is added to or taken from")
     parser.add_argument("--models", help=f"by comma, beside plain: {', '.join([*SURFACES, *MEMORIES][1:])} (default: all)")
+    parser.add_argument("--only", choices=("train", "decode"), help="leave out the other")
     parser.add_argument("--vocabulary", default="10000,35000", help="sizes, by comma")
     parser.add_argument("--max-tokens", type=int, default=2048, help="tokens of a training step")
     parser.add_argument("--batch-size", type=int, default=32, help="sentences of a decoding run")
@@ -85,10 +86,12 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for vocabulary_size in map(int, options.vocabulary.split(",")):
-        training, decoding = train_times(options, vocabulary_size), decode_times(options, vocabulary_size)
-        rows += [{"vocabulary": vocabulary_size, "model": name, "train ms": 1000 * training[name],
-                  "train, of plain": training[name] / training["plain"], "decode ms": 1000 * decoding[name],
-                  "decode, of plain": decoding[name] / decoding["plain"]} for name in training]
+        times = {what: measure(options, vocabulary_size) for what, measure in (("train", train_times), ("decode", decode_times))
+                 if options.only in (None, what)}
+        rows += [{"vocabulary": vocabulary_size, "model": name,
+                  **{key: value for what, own in times.items() for key, value in
+                     ((f"{what} ms", 1000 * own[name]), (f"{what}, of plain", own[name] / own["plain"]))}}
+                 for name in next(iter(times.values()))]
     print(f"{machine()}; {options.precision}, {options.max_tokens} tokens a step, beam {options.beam}, batch "
           f"{options.batch_size}")
     show(rows, options.json)

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from steps import made_up_batch
+from steps import as_training_takes_it, made_up_batch
 from table import machine, show
 
 from lamina.api import DTYPES
 from lamina.config.model import DropoutConfig, EmbeddingConfig, ModelConfig, StackConfig
 from lamina.config.train import OptimizationConfig, PrecisionConfig
-from lamina.data.batching import Batch
+from lamina.data.batching import AnyBatch
 from lamina.models.build import build_model
 from lamina.train.layer_drop import LayerDrop
 from lamina.train.update import Updater
@@ -39,9 +39,9 @@ def model_config(layers: int, width: int, rate: float) -> ModelConfig:
                        embedding=EmbeddingConfig(share_all=True))
 
 
-def timed_update(updater: Updater, batch: Batch, number: int, drop: LayerDrop) -> tuple[float, float]:
+def timed_update(updater: Updater, batch: AnyBatch, number: int, drop: LayerDrop) -> tuple[float, float]:
     """Seconds, and the share of layers that ran."""
-    device, runs = batch.source.device, drop.draw(number)
+    device, runs = updater.weights.master.device, drop.draw(number)
     ran = [True if layers is None else layer for layers, rates in zip(runs, drop.rates, strict=True)
            for layer in (layers or [True] * len(rates))]
     if device.type == "cuda":
@@ -72,7 +72,8 @@ def main() -> None:
     config = model_config(options.layers, options.width, 0.0)
     model = build_model(config, options.vocabulary, options.vocabulary).to(device)
     updater = Updater(model, OptimizationConfig(), PrecisionConfig(fp16=options.precision == "fp16"), DTYPES[options.precision])
-    batch = made_up_batch(options.vocabulary, options.max_tokens, device, SENTENCE_LENGTH)
+    padded = made_up_batch(options.vocabulary, options.max_tokens, device, SENTENCE_LENGTH)
+    batch = as_training_takes_it(padded, options.precision)
     rates = [float(rate) for rate in options.rates.split(",")]
     drops = {rate: LayerDrop(model_config(options.layers, options.width, rate), seed=1) for rate in rates}
     for number in range(WARM_UP):
