@@ -58,7 +58,8 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
     models do not have and of doubtful pruning, and `say` the line about pruning that scripts read.
     A checkpoint of fairseq is taken as it is. Its dictionaries are looked for in `dict_dir` (a folder, or several) and beside
     it, and its languages, where it does not say them, are `source_lang` and `target_lang`.
-    On a processor, `quantize="int8"` rounds the matrices of linear layers, and what they are multiplied with, to 8 bits:
+    On a processor, matrices are laid out for its kernels: models are then there to be used, not to be moved, copied or saved.
+    There, `quantize="int8"` rounds the matrices of linear layers, and what they are multiplied with, to 8 bits:
     faster, and not quite the same scores.
     The task of the checkpoint decides what comes back: a Translator, a LanguageModel or a MaskedLanguageModel.
     """
