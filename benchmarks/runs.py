@@ -173,12 +173,16 @@ def measure(data: str, case: Case, seconds: float, extra: Sequence[str] = ()) ->
     log, started, is_enough = Log(), time.perf_counter(), False
     with (tempfile.TemporaryFile("w+") as errors,
           subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process):
-        for line in process.stdout or ():
-            if not is_enough:
-                log.read(json.loads(line), time.perf_counter() - started)
-                is_enough = log.seconds >= seconds
-                if is_enough:
-                    process.terminate()
+        try:
+            for line in process.stdout or ():
+                if line.startswith("{") and not is_enough:
+                    log.read(json.loads(line), time.perf_counter() - started)
+                    is_enough = log.seconds >= seconds
+                    if is_enough:
+                        process.terminate()
+        except BaseException:
+            process.kill()  # it has no end of its own
+            raise
         process.wait()
         errors.seek(0)
         said = errors.read()

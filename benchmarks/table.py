@@ -22,8 +22,8 @@ def machine() -> str:
 
 
 def show(rows: list[dict[str, Any]], path: str | None = None) -> None:
-    names = list(rows[0])
-    cells = [names, *([_text(row[name]) for name in names] for row in rows)]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [names, *([_text(row.get(name, "")) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for number, line in enumerate(cells):
         print("| " + " | ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) + " |")

@@ -90,15 +90,20 @@ def test_the_other_scripts_make_their_tables(runs, monkeypatch, tmp_path, name, 
 
 
 def test_a_run_that_fails_does_not_take_the_others_with_it(runs, monkeypatch, tmp_path, capsys):
-    def measure(data, case, *_):
-        if case.technique == "plain":
-            raise runs.RunError("out of luck")
+    outcomes = iter(["plain fails", "fusion", "admin", "plain fails again", "fusion", "admin fails"])
+
+    def measure(*_):
+        outcome = next(outcomes)
+        if "fails" in outcome:
+            raise runs.RunError(outcome)
         return runs.Log(updates=1, tokens=100.0, seconds=1.0, warm_up=1.0, weights=1)
 
     monkeypatch.setattr(runs, "measure", measure)
-    (row,) = run_script(monkeypatch, tmp_path, "train", "--technique", "plain,fusion")["rows"]
-    assert row["time, of plain"] == ""
-    assert "out of luck" in capsys.readouterr().err
+    fusion, admin = run_script(monkeypatch, tmp_path, "train", "--technique", "plain,fusion,admin", "--rounds", "2")["rows"]
+    assert fusion["time, of plain"] == admin["time, of plain"] == ""
+    assert fusion["spread %"] == 0.0
+    assert "spread %" not in admin
+    assert "plain fails again" in capsys.readouterr().err
 
 
 def test_the_error_of_a_run_is_its_last_line(runs, tmp_path):
