@@ -31,6 +31,7 @@ from made_up import made_up_checkpoint, write_folder
 from steps import made_up_batch, seconds_each
 from table import machine, show
 
+from lamina.api import DTYPES
 from lamina.checkpoint.format import Checkpoint, load_checkpoint
 from lamina.config.decode import SearchConfig
 from lamina.config.model import ModelConfig
@@ -170,32 +171,42 @@ class TorchTransformer(nn.Module):
         return F.dropout(self.table(ids) * math.sqrt(self.dim) + self.positions[: ids.size(1)], self.dropout_p, self.training)
 
 
-def torch_update(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> float:
+def torch_update(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, dtype: torch.dtype) -> float:
     optimizer.zero_grad()
-    scores = model(batch.source, batch.target_in)
-    loss = F.cross_entropy(scores.flatten(0, 1), batch.target.flatten(), ignore_index=PAD_ID, label_smoothing=SMOOTHING)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        scores = model(batch.source, batch.target_in)
+    loss = F.cross_entropy(scores.float().flatten(0, 1), batch.target.flatten(), ignore_index=PAD_ID,
+                           label_smoothing=SMOOTHING)
     loss.backward()
     optimizer.step()
     return loss.item()
 
 
 def train(options: argparse.Namespace) -> list[dict[str, Any]]:
-    torch.manual_seed(1)
     config = PRESETS[options.arch]()
     config = replace(config, embedding=replace(config.embedding, share_all=True))
     batch = made_up_batch(options.vocabulary, options.max_tokens, torch.device("cpu"))
-    optimization = OptimizationConfig(criterion=LabelSmoothedCrossEntropy(smoothing=SMOOTHING))
-    updater = Updater(build_model(config, options.vocabulary, options.vocabulary), optimization, PrecisionConfig())
-    model = TorchTransformer(config, options.vocabulary)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), fused=True)
-    steps = {"Lamina": lambda: updater.update([batch], 1e-4, 1).numbers.tolist(),
-             "torch.nn.Transformer": partial(torch_update, model, optimizer, batch)}
-    seconds = seconds_each(steps, options.rounds, warm_up=2)
-    sizes = {name: sum(weight.numel() for weight in own.parameters())
-             for name, own in zip(steps, (updater.model, model), strict=True)}
-    return [{"system": name, "weights": sizes[name],
-             "ms an update": 1000 * own, "target tokens/s": round(batch.num_target_tokens / own),
-             "speed, of torch's": seconds["torch.nn.Transformer"] / own} for name, own in seconds.items()]
+    rows = []
+    for precision in options.precision.split(","):
+        torch.manual_seed(1)
+        optimization = OptimizationConfig(criterion=LabelSmoothedCrossEntropy(smoothing=SMOOTHING))
+        updater = Updater(build_model(config, options.vocabulary, options.vocabulary), optimization, PrecisionConfig(),
+                          DTYPES[precision])
+        model = TorchTransformer(config, options.vocabulary)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), fused=True)
+        steps = {"Lamina": partial(our_update, updater, batch),
+                 "torch.nn.Transformer": partial(torch_update, model, optimizer, batch, DTYPES[precision])}
+        seconds = seconds_each(steps, options.rounds, warm_up=2)
+        sizes = {name: sum(weight.numel() for weight in own.parameters())
+                 for name, own in zip(steps, (updater.model, model), strict=True)}
+        rows += [{"system": name, "precision": precision, "weights": sizes[name], "ms an update": 1000 * own,
+                  "target tokens/s": round(batch.num_target_tokens / own),
+                  "speed, of torch's": seconds["torch.nn.Transformer"] / own} for name, own in seconds.items()]
+    return rows
+
+
+def our_update(updater: Updater, batch: Batch) -> list[float]:
+    return updater.update([batch], 1e-4, 1).numbers.tolist()
 
 
 def main() -> None:
@@ -209,6 +220,7 @@ def main() -> None:
     parser.add_argument("--batch-size", default="16,32", help="decode: sentences in a batch, by comma (default: 16,32)")
     parser.add_argument("--beam", type=int, default=5, help="decode: (default: 5)")
     parser.add_argument("--max-tokens", type=int, default=2048, help="train: tokens of an update (default: 2048)")
+    parser.add_argument("--precision", default="fp32", help="train: fp32, bf16, by comma; theirs by autocast (default: fp32)")
     parser.add_argument("--vocabulary", type=int, default=10_000, help="train: symbols (default: 10000)")
     parser.add_argument("--rounds", type=int, default=5, help="of which the median counts (default: 5)")
     parser.add_argument("--json", metavar="FILE", help="write the rows there too")
