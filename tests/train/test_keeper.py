@@ -61,6 +61,15 @@ def test_names_and_removal(tmp_path, config, names):
     assert save_all(tmp_path, **config).keys() == names
 
 
+@pytest.mark.parametrize(("config", "names"), [
+    ({}, ["checkpoint2.pt", "checkpoint_last.pt"]), ({"has_epochs": False}, ["checkpoint_2_6.pt", "checkpoint_last.pt"]),
+    ({"interval": 3}, ["checkpoint_2_6.pt", "checkpoint_last.pt"]),
+])
+def test_an_update_to_save_after_that_ends_an_epoch(tmp_path, config, names):
+    keeper = Keeper(SavingConfig(save_dir=str(tmp_path), interval_updates=3, **config))
+    assert keeper.names_due(epoch=2, updates=6, is_epoch_end=True, is_best=False) == names
+
+
 @pytest.mark.usefixtures("written")
 def test_files_that_are_not_ours_stay(tmp_path):
     (tmp_path / "out").mkdir()

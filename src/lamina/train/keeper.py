@@ -92,7 +92,8 @@ class Keeper:
         names = []
         if is_epoch_end and config.has_epochs and epoch % config.interval == 0:
             names.append(f"checkpoint{epoch}.pt")
-        if not is_epoch_end and config.interval_updates and updates % config.interval_updates == 0:
+        # Not besides an epoch's own, as in fairseq; without those, an update that ends an epoch counts like any other.
+        if not names and config.interval_updates and updates % config.interval_updates == 0:
             names.append(f"checkpoint_{epoch}_{updates}.pt")
         if is_best:
             names.append(BEST_NAME)
