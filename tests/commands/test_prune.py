@@ -174,6 +174,20 @@ def test_errors(trained, tmp_path, capsys, words, message):
     assert not (tmp_path / "small.pt").exists()
 
 
+def test_searches_for_several_depths_share_what_they_measure(trained, tmp_path, capsys, monkeypatch):
+    from lamina.analysis.layer_meter import LayerMeter
+
+    data, path = trained
+    measured = []
+    original = LayerMeter.quality
+    monkeypatch.setattr(LayerMeter, "quality", lambda self, subset: measured.append(str(subset)) or original(self, subset))
+    for depth in (3, 1, 2):
+        prune(capsys, path, data, "--search", "--decoder-layers", depth, "--measurements", tmp_path / "known.json",
+              "--output", tmp_path / f"small{depth}.pt", "--cpu")
+    assert len(measured) == len(set(measured))
+    assert [path.name for path in tmp_path.glob("*.json")] == ["known.json"]
+
+
 def test_the_measurements_of_something_else_are_not_overwritten(trained, tmp_path, capsys):
     data, path = trained
     (tmp_path / "small.search.json").write_text("my notes")
