@@ -30,7 +30,7 @@ NOT_YET = -1  # in the ancestry: a step that is still to come
 class Turn(NamedTuple):
     """What the layers of a decoder must know of a step."""
 
-    at: tuple[Tensor, Tensor]  # (B,) each: rows, and the place in each that this step's entries get
+    at: tuple[Any, Any]  # (B,) each: rows, and the place in each that this step's entries get; or all rows, and one place
     length: int  # places that attention looks at
     bias: Tensor | None  # (B, 1, K, length * K): 0 on a beam's own past and -inf elsewhere; None: all of it is its own
 
@@ -120,10 +120,11 @@ class StepState:
         return self.steps.clamp(max=self.length - 1)
 
     def turn(self, places: Tensor, dtype: torch.dtype) -> Turn:
-        at = (self._rows, places)
+        # One place for all is written much faster; what texts that are done write there, nobody reads.
+        at = (slice(None), self.length - 1) if self.is_even else (self._rows, places)
         if self.num_beams == 1 and self.is_even:
             return Turn(at, self.length, None)
-        self.ancestry[self._rows, :, places] = self._own
+        self.ancestry[at[0], :, at[1]] = self._own
         is_own = self.ancestry[:, :, : self.length, None] == self._own  # (B, K, T, K)
         bias = torch.zeros_like(is_own, dtype=dtype).masked_fill_(~is_own, -torch.inf).flatten(2)[:, None]
         return Turn(at, self.length, bias)
