@@ -93,9 +93,25 @@ def test_as_on_a_gpu(model, options, num_slots, monkeypatch):
     """Flags that come a step late, lengths and widths in powers of two, encoder passes of one size."""
     search, rows = Search([model], config_of(options)), sources()
     expected = alone(search, rows)
+    pretend_(monkeypatch)
+    check_same(together(search, rows, num_slots), expected)
+
+
+def pretend_(monkeypatch):
     monkeypatch.setattr(flight, "works_by_itself", lambda device: True)
     monkeypatch.setattr(Graphs, "_recorded", lambda self, function: Replayed(function))
-    check_same(together(search, rows, num_slots), expected)
+
+
+@pytest.mark.parametrize("kind", ["prefixes", "prompts", "fusion", "ensemble"])
+def test_everything_else_as_on_a_gpu(model, kind, monkeypatch):
+    models = {"prompts": [tiny_language_model(seed=2)], "fusion": [lively(tiny_model(seed=1, **FUSIONS["both"]))],
+              "ensemble": [model, tiny_model(seed=4, share_all=False)]}.get(kind, [model])
+    search, rows = Search(models, config_of({"beam": 3, "nbest": 3})), sources(11)
+    prefixes = {"prefixes": [np.array([7, 8, 9, EOS])[: number % 5] for number in range(11)],
+                "prompts": [row[:-1] for row in rows]}.get(kind)
+    expected = alone(search, rows, prefixes)
+    pretend_(monkeypatch)
+    check_same(together(search, rows, 4, prefixes), expected)
 
 
 @pytest.mark.parametrize("order", ["longest first", "shortest first"])
