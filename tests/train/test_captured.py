@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lamina.config.optim import Sgd
 from lamina.config.train import OptimizationConfig, PrecisionConfig
-from lamina.train.captured import MAX_SHAPES, StaticBatches, compiled_parts, replaced, shape_of
+from lamina.train.captured import MAX_SHAPES, SIGHTINGS, StaticBatches, compiled_parts, replaced, shape_of
 from lamina.train.loss import batch_loss
 from lamina.train.update import Updater, _why_not_recorded
 from lamina.train.weights import FlatWeights
@@ -28,7 +28,7 @@ class Numbers:
 
 def test_a_shape_that_came_before_is_held_in_memory_that_stays():
     batches = StaticBatches()
-    assert batches.hold(Numbers(torch.zeros(3), 1)) is None
+    assert [batches.hold(Numbers(torch.zeros(3), 1)) for _ in range(SIGHTINGS - 1)] == [None] * (SIGHTINGS - 1)
     first = batches.hold(Numbers(torch.ones(3), 2))
     second = batches.hold(Numbers(torch.full((3,), 2.0), 3))
     assert first.values.data_ptr() == second.values.data_ptr()

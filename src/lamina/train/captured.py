@@ -23,8 +23,9 @@ from lamina.train.compiling import compiled
 
 # Before it is recorded a pass runs this often, since libraries set themselves up in their first calls.
 WARM_UPS = 2
-# Shapes that come again are recorded; what comes in ever new shapes would never be done with recording.
-MAX_SHAPES = 8
+# A shape that came this often is taken to come again, and is recorded; but not ever more of them: each may be compiled.
+SIGHTINGS = 4
+MAX_SHAPES = 4
 # Parts that are compiled as a whole. Layers of a kind share their code, so that depth costs no compilation.
 COMPILED_PARTS = (EncoderLayer, CausalLayer, DecoderLayer, InputEmbedding)
 
@@ -78,7 +79,7 @@ class StaticBatches:
         key = shape_of(batch)
         if key not in self._tensors:
             self._seen[key] += 1
-            is_known = self._seen[key] > 1 or getattr(batch, "recurs", False)
+            is_known = self._seen[key] >= SIGHTINGS or getattr(batch, "recurs", False)
             if not is_known or len(self._tensors) == MAX_SHAPES:
                 return None
             self._tensors[key] = {name: torch.empty_like(tensor) for name, tensor in tensors_of(batch).items()}
