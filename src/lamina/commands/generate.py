@@ -18,6 +18,7 @@ from lamina.api import DTYPES, Translator, load
 from lamina.api_parts import warn_of_lost
 from lamina.config.generate import GenerateConfig, ModelFiles, SplitData
 from lamina.config.ranks import RanksConfig
+from lamina.data.batching import DEFAULT_BATCH_SIZE
 from lamina.data.corpus import Example, Languages, ParallelCorpus, load_dictionaries, open_corpus
 from lamina.decode.beam import Search
 from lamina.decode.lines import Describer
@@ -175,7 +176,9 @@ def _searched(config: GenerateConfig, translator: Translator, examples: list[Exa
     """Place, number, pair and hypotheses of this rank's batches, in the order in which they finish."""
     limits = {"max_tokens": config.data.max_tokens, "batch_size": config.data.max_sentences}
     if limits == {"max_tokens": None, "batch_size": None}:
-        limits["max_tokens"] = DEFAULT_MAX_TOKENS
+        # A result does not depend on its batch, unless it is told to, and a processor's caches hold few sentences.
+        is_on_cpu = translator.device.type == "cpu" and not config.search.uses_padded_width
+        limits["batch_size" if is_on_cpu else "max_tokens"] = DEFAULT_BATCH_SIZE if is_on_cpu else DEFAULT_MAX_TOKENS
     with console.progress("translating", len(examples)) as advance:
         if config.score_reference:
             rows = [(example.source, example.target) for example in examples]

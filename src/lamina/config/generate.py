@@ -84,7 +84,7 @@ class SplitData:
     source_lang: str | None = flag(None, "source language; the checkpoint's if left out", aliases=("-s",), metavar="LANG")
     target_lang: str | None = flag(None, "target language; the checkpoint's if left out", aliases=("-t",), metavar="LANG")
     subset: str = flag("test", "split to translate", name="gen-subset")
-    max_tokens: int | None = flag(None, "most tokens in a batch; 12000 if neither limit is given")
+    max_tokens: int | None = flag(None, "most tokens in a batch; 12000 if neither limit is given (on a processor 64 sentences)")
     max_sentences: int | None = flag(None, "most sentences in a batch", name="batch-size", aliases=("max-sentences",))
 
     def __post_init__(self) -> None:
