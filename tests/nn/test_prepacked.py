@@ -1,4 +1,7 @@
+import os
 import platform
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -58,6 +61,26 @@ def test_int8_of_seven_bits_where_sixteen_would_overflow(monkeypatch):
     packed = Int8Linear(layer.weight, layer.bias)
     assert packed.largest == 63
     assert (packed(x) - layer(x)).norm() / layer(x).norm() < 0.03
+
+
+WITHOUT_VNNI = """
+import torch
+from lamina.nn.prepacked import Int8Linear
+torch.cpu._is_vnni_supported = lambda: False
+torch.manual_seed(0)
+weight, x = torch.rand(64, 512) + 0.2, torch.rand(20, 512) + 0.5  # of one sign, so that all products add up
+with torch.inference_mode():
+    expected = x @ weight.T
+    print(((Int8Linear(weight, None)(x) - expected).norm() / expected.norm()).item())
+"""
+
+
+@needs_kernels
+def test_seven_bits_are_few_enough_for_kernels_without_vnni():
+    # With eight, sums of two products overflow there: an error of 0.25.
+    environ = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run([sys.executable, "-c", WITHOUT_VNNI], capture_output=True, text=True, check=True, env=environ)
+    assert float(done.stdout) < 0.002
 
 
 @needs_kernels
