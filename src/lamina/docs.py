@@ -84,6 +84,9 @@ Training:
   unless `--skip-invalid-size-inputs-valid-test` lets it go on without them, again naming them.
 - **`--fp16` without a GPU** is a notice, and float32. With one, weights are float16 with float32 masters;
   `--memory-efficient-fp16` means the same as `--fp16` here. `--bf16` needs no loss scale.
+- **On a GPU, bfloat16 and packed batches are the default.** A packed batch holds up to `--max-tokens` of each side without
+  padding, of pairs as they come, so that an epoch has fewer and fuller updates than fairseq's, of mixed lengths.
+  `--no-pack --fp32` makes batches as fairseq does, and computes as it does without `--fp16` ([performance](performance.md)).
 - **A gradient that is not finite** is skipped with a warning. Ten in a row stop a float32 or bfloat16 run, and a loss scale
   below `--min-loss-scale` a float16 run. The message names the update and the parameter, and the exit code is 2.
 - **Many GPUs**: as there, `lamina train` uses all that it sees, and torchrun and Slurm span machines ([how](multi-gpu.md)). The

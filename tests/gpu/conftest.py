@@ -1,0 +1,19 @@
+"""Compiling takes seconds a test: test_captured.py does it, the others record updates as they are."""
+
+import pytest
+
+import lamina.train.captured as captured_module
+import lamina.train.loss as loss_module
+import lamina.train.update as update_module
+
+
+@pytest.fixture(autouse=True)
+def uncompiled(request, monkeypatch):
+    if request.module.__name__.endswith("test_captured"):
+        yield
+        return
+    loss_module.compiled_chunk.cache_clear()
+    for module in (captured_module, loss_module, update_module):
+        monkeypatch.setattr(module, "compiled", lambda function: function)
+    yield
+    loss_module.compiled_chunk.cache_clear()
