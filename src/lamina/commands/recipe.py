@@ -53,7 +53,8 @@ def run(config: RecipeRunConfig) -> None:
             data_stages, plans = plan_all(recipe, places, wishes_of(recipe))
             print(f"# {recipe.name}: corpus {recipe.data.name}", *(stage.line for stage in data_stages), sep="\n")
             for plan in plans:
-                print(f"\n# {plan.title}", f"mkdir -p {shlex.quote(str(plan.folder))}", *(stage.line for stage in plan.stages), sep="\n")
+                print(f"\n# {plan.title}", f"mkdir -p {shlex.quote(str(plan.folder))}", *(stage.line for stage in plan.stages),
+                      sep="\n")
             if comparisons := plan_comparisons(recipe, plans, places):
                 print(f"\n# against {recipe.baseline}", *(found.stage.line for found in comparisons), sep="\n")
         return
