@@ -99,8 +99,7 @@ class Translation(Task):
             return []
         sources = [row for batch in padded for row in rows_of(batch.source)]
         texts = [""] * len(sources)
-        for found in search_rows(search, sources, device=padded[0].source.device,
-                                 max_tokens=max(batch.source.numel() for batch in padded)):
+        for found in search_rows(search, sources, device=padded[0].source.device):
             texts[found.index] = self.target_text(found.hypotheses[0].ids, joiner)
         left = iter(texts)
         return [([next(left) for _ in batch.indices],
