@@ -13,11 +13,15 @@ from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
+import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +48,13 @@ from lamina.interop.ctranslate2 import write_ctranslate2
 from lamina.models.build import PAD_ID, build_model
 from lamina.nn.positions import sinusoid_table
 from lamina.nn.prepacked import Int8Linear, Prepacked, PrepackedLinear, prepack_
+from lamina.threads import settle_threads
 from lamina.train.update import Updater
 
 SMOOTHING = 0.1
+PREPACKED = {"fp32": PrepackedLinear, "int8": Int8Linear}
+COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
+PAUSE = 0.3  # seconds in which the threads of the one before stop looking for work
 
 
 def read_sources(data: Path, split: str, number: int) -> tuple[list[np.ndarray], Any]:
@@ -103,7 +111,24 @@ def theirs(folder: Path, checkpoint: Checkpoint, compute_type: str, sources: lis
     return run
 
 
+def worker(turns: Connection, system: str, checkpoint: Checkpoint, folder: Path, cases: list[tuple[str, int]],
+           sources: list[np.ndarray], beam: int, is_fixed: bool) -> None:
+    """One system's process: a turn for each case that it is asked for."""
+    steps: dict[tuple[str, int], Callable[[], list[list[int]]]] = {}
+    for kind, batch_size in cases:
+        if system == "Lamina":
+            steps[kind, batch_size] = ours(checkpoint, PREPACKED[kind], sources, beam, batch_size, is_fixed=is_fixed)
+        else:
+            steps[kind, batch_size] = theirs(folder, checkpoint, COMPUTE_TYPES[kind], sources, beam, batch_size,
+                                             is_fixed=is_fixed)
+    while (case := turns.recv()) is not None:
+        started = time.perf_counter()
+        found = steps[case]()
+        turns.send((time.perf_counter() - started, found))
+
+
 def decode(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """In turns, in processes of their own: together they would have more threads than cores, and wait for them otherwise."""
     with tempfile.TemporaryDirectory() as temporary:
         data = Path(options.data or write_folder(Path(temporary) / "data", 1000))
         sources, vocabulary = read_sources(data, options.gen_subset, options.sentences)
@@ -112,14 +137,28 @@ def decode(options: argparse.Namespace) -> list[dict[str, Any]]:
         folder, is_fixed = Path(temporary) / "exported", not options.checkpoint
         folder.mkdir()
         write_ctranslate2(folder, checkpoint, print)
-        steps: dict[str, Callable[[], Any]] = {}
-        for batch_size in map(int, options.batch_size.split(",")):
-            shared: dict[str, Any] = {"sources": sources, "beam": options.beam, "batch_size": batch_size, "is_fixed": is_fixed}
-            for name, kind, compute_type in (("fp32", PrepackedLinear, "float32"), ("int8", Int8Linear, "int8")):
-                steps[f"Lamina {name} {batch_size}"] = ours(checkpoint, kind, **shared)
-                steps[f"CTranslate2 {name} {batch_size}"] = theirs(folder, checkpoint, compute_type, **shared)
-        seconds = seconds_each(steps, options.rounds, warm_up=1)
-        return decode_rows(seconds, {name: step() for name, step in steps.items()}, len(sources))
+        cases = [(kind, batch_size) for batch_size in map(int, options.batch_size.split(",")) for kind in PREPACKED]
+        settle_threads()  # as every command does
+        context, turns = multiprocessing.get_context("spawn"), {}
+        for system in ("Lamina", "CTranslate2"):
+            turns[system], theirs_end = context.Pipe()
+            context.Process(target=worker, daemon=True, args=(theirs_end, system, checkpoint, folder, cases, sources,
+                                                              options.beam, is_fixed)).start()
+            theirs_end.close()  # so that a process that fails is not waited for
+        times: dict[str, list[float]] = {}
+        found: dict[str, list[list[int]]] = {}
+        for number in range(1 + options.rounds):
+            for kind, batch_size in cases:
+                for system, turn in turns.items():
+                    name = f"{system} {kind} {batch_size}"
+                    time.sleep(PAUSE)
+                    turn.send((kind, batch_size))
+                    seconds, found[name] = turn.recv()
+                    if number:  # the first round warms up
+                        times.setdefault(name, []).append(seconds)
+        for turn in turns.values():
+            turn.send(None)
+        return decode_rows({name: statistics.median(own) for name, own in times.items()}, found, len(sources))
 
 
 def decode_rows(seconds: dict[str, float], found: dict[str, list[list[int]]], number: int) -> list[dict[str, Any]]:

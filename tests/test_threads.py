@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from lamina import threads
-from lamina.threads import SPIN_COUNT, container_limit, num_cores, settle_threads
+from lamina.threads import WAITING, container_limit, num_cores, settle_threads
 
 
 def write(path, text):
@@ -38,10 +38,10 @@ def test_no_control_groups_no_limit(tmp_path):
 
 
 @pytest.mark.parametrize(("given", "limit", "expected"), [
-    ({}, None, {"GOMP_SPINCOUNT": SPIN_COUNT}),
-    ({}, 2, {"GOMP_SPINCOUNT": SPIN_COUNT, "OMP_NUM_THREADS": "2"}),
-    ({}, 64, {"GOMP_SPINCOUNT": SPIN_COUNT}),
-    ({"OMP_NUM_THREADS": "8"}, 2, {"GOMP_SPINCOUNT": SPIN_COUNT, "OMP_NUM_THREADS": "8"}),
+    ({}, None, {"OMP_WAIT_POLICY": WAITING}),
+    ({}, 2, {"OMP_WAIT_POLICY": WAITING, "OMP_NUM_THREADS": "2"}),
+    ({}, 64, {"OMP_WAIT_POLICY": WAITING}),
+    ({"OMP_NUM_THREADS": "8"}, 2, {"OMP_WAIT_POLICY": WAITING, "OMP_NUM_THREADS": "8"}),
     ({"OMP_WAIT_POLICY": "ACTIVE"}, None, {"OMP_WAIT_POLICY": "ACTIVE"}),
     ({"GOMP_SPINCOUNT": "7"}, None, {"GOMP_SPINCOUNT": "7"}),
 ])
@@ -59,7 +59,7 @@ def test_cores_are_those_that_the_process_may_use():
 
 def test_a_command_says_it_before_torch_is_loaded():
     code = ("import os, sys; from lamina.cli import main; main(['--help']); assert 'torch' not in sys.modules; "
-            "print(os.environ['GOMP_SPINCOUNT'])")
+            "print(os.environ['OMP_WAIT_POLICY'])")
     environ = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ)
-    assert done.stdout.splitlines()[-1] == SPIN_COUNT
+    assert done.stdout.splitlines()[-1] == WAITING

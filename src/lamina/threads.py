@@ -10,15 +10,15 @@ import os
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
-# A thread that waits for the others turns this often before it sleeps (GNU's OpenMP). By itself it turns for milliseconds, so
-# that beside another job two threads train four times slower than one; sleeping at once costs a quarter on a quiet machine.
-SPIN_COUNT = "10000"
+# Threads that wait for the others sleep. By themselves they keep their cores for milliseconds, and beside another job, with
+# thousands of short turns a second, two of them are many times slower than one; on a quiet machine it gains little or nothing.
+WAITING = "PASSIVE"
 
 
 def settle_threads(environ: MutableMapping[str, str] = os.environ) -> None:
     """What a person has set stays. Cores and affinity are seen by torch; the share of them that a container has is not."""
-    if "OMP_WAIT_POLICY" not in environ:
-        environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    if "GOMP_SPINCOUNT" not in environ:  # the other way to say it
+        environ.setdefault("OMP_WAIT_POLICY", WAITING)
     limit = container_limit()
     if limit is not None and limit < num_cores():
         environ.setdefault("OMP_NUM_THREADS", str(limit))
