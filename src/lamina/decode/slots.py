@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lamina.decode.candidates import Candidates, first_scores
 from lamina.decode.constraints import Constraints
 from lamina.decode.rules import Due, Rules
 from lamina.decode.sentences import Entries
 from lamina.decode.trace import Trace
+from lamina.nn.attention import kernels_for_any_length
 from lamina.nn.cache import StepState
 from lamina.text.vocabulary import EOS, UNK
 
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 # Attention likes widths that are a multiple of this many entries.
 MULTIPLE = 8
 
-
-# cuDNN's attention is left out: it plans ahead for every length anew, which takes longer than a whole search.
-KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 P = ParamSpec("P")
 
 
@@ -43,7 +40,7 @@ def prepared(compute: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(compute)
     def run(*given: P.args, **named: P.kwargs) -> None:
-        with torch.inference_mode(), sdpa_kernel(KERNELS):
+        with torch.inference_mode(), kernels_for_any_length():
             compute(*given, **named)
 
     return run

@@ -4,12 +4,20 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lamina.nn.cache import KeyValues, Turn
 from lamina.nn.layout import AnyLayout, Layout, join_heads, split_heads
+
+
+def kernels_for_any_length() -> AbstractContextManager[None]:
+    """Inside, attention does without cuDNN, which plans ahead for every new length: seconds, for a few hundred of them."""
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 class Attention(nn.Module):

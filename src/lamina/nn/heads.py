@@ -96,8 +96,10 @@ class PooledSurface(nn.Module):
         """words: (1, N, D), is_word: (1, N, 1) -> (sentences and one more, D), as PackedLayout numbers them"""
         numbers, size = layout.sentences.long(), len(layout.bounds) + 1
         if self.is_mean:
-            sums, counts = (part.new_zeros(size, part.size(2)).index_add(0, numbers, part[0]) for part in (words, is_word))
-            return sums / counts.clamp(min=1)
+            # In float32: the order in which a GPU adds up is not fixed, and half precision would show it.
+            wide = [part[0].float() if part.dtype != torch.float64 else part[0] for part in (words, is_word)]
+            sums, counts = (part.new_zeros(size, part.size(1)).index_add(0, numbers, part) for part in wide)
+            return (sums / counts.clamp(min=1)).to(words.dtype)
         places = numbers[:, None].expand_as(words[0])
         return words.new_zeros(size, words.size(2)).scatter_reduce(0, places, words[0], "amax", include_self=False)
 

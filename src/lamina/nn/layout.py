@@ -16,7 +16,7 @@ from lamina.rows import PAD_POSITION, Packed, Rows
 
 # Tokens for each sentence that there is room for: where there are more, a sentence fills tiles of its own.
 LONG = 128
-WIDEST_OF_FLASH = 256  # channels of a head
+WIDEST_OF_FLASH, WIDEST_OF_TILES = 256, 512  # channels of a head; beyond, a mask over all pairs of tokens has to do
 HAS_TRITON = find_spec("triton") is not None
 
 
@@ -97,12 +97,12 @@ class PackedLayout(NamedTuple):
                 dropout_p: float) -> Tensor:
         has_kernels = query.is_cuda and query.dtype != torch.float32
         channels = query.size(1) // num_heads // (3 if memory is None else 1)
-        is_flash = (not self.is_of_short and channels <= WIDEST_OF_FLASH and channels % 8 == 0) or not HAS_TRITON
-        if has_kernels and not is_flash:
+        is_flash = channels <= WIDEST_OF_FLASH and channels % 8 == 0 and not (self.is_of_short and HAS_TRITON)
+        if has_kernels and not is_flash and channels <= WIDEST_OF_TILES and HAS_TRITON:
             return packed_attention(query, memory, reader.sentences, reader.bounds, self.sentences, self.bounds, num_heads,
                                     is_causal, dropout_p)[0]
         parts = query.chunk(3, dim=1) if memory is None else (query, *memory.chunk(2, dim=1))
-        if has_kernels:
+        if has_kernels and is_flash:
             # The kernel behind torch.nn.attention.varlen, called directly for its dropout.
             return torch.ops.aten._flash_attention_forward(
                 *(part.unflatten(1, (num_heads, -1)) for part in parts), reader.bounds, self.bounds, reader.longest,

@@ -10,6 +10,7 @@ import torch
 
 from lamina.config.train import Criterion
 from lamina.data.batching import AnyBatch
+from lamina.nn.attention import kernels_for_any_length
 from lamina.nn.stack import ALL_RUN, Runs
 from lamina.train.loss import batch_loss
 from lamina.train.ranks import ALONE, Ranks
@@ -23,7 +24,8 @@ def validation_loss(model: Any, batches: Iterable[AnyBatch], criterion: Criterio
     loss = nll = torch.zeros((), dtype=torch.float64)
     num_tokens = 0
     for batch in batches:
-        sums = batch_loss(model, batch, criterion, runs)
+        with kernels_for_any_length():
+            sums = batch_loss(model, batch, criterion, runs)
         loss, nll = loss.to(sums.loss.device) + sums.loss, nll.to(sums.nll.device) + sums.nll
         num_tokens += batch.num_target_tokens
     loss_sum, nll_sum = ranks.sum_(torch.stack([loss, nll]).cpu()).tolist()
