@@ -138,7 +138,7 @@ def decode(options: argparse.Namespace) -> list[dict[str, Any]]:
         folder.mkdir()
         write_ctranslate2(folder, checkpoint, print)
         cases = [(kind, batch_size) for batch_size in map(int, options.batch_size.split(",")) for kind in PREPACKED]
-        settle_threads()  # as every command does
+        settle_threads(takes_short_turns=True)  # as `lamina generate` does
         context, turns = multiprocessing.get_context("spawn"), {}
         for system in ("Lamina", "CTranslate2"):
             turns[system], theirs_end = context.Pipe()

@@ -53,6 +53,31 @@ def test_what_a_person_has_set_stays(monkeypatch, given, limit, expected):
     assert environ == expected
 
 
+@pytest.mark.parametrize(("pressure", "expected"), [
+    ("some avg10=0.27 avg60=15.36 avg300=16.25 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n", False),
+    ("some avg10=43.10 avg60=0.00 avg300=0.00 total=1\n", True),
+    ("nonsense\n", True),
+    (None, True),
+])
+def test_whether_others_want_the_cores(tmp_path, pressure, expected):
+    if pressure is not None:
+        write(tmp_path / "cpu", pressure)
+    assert threads.is_crowded(tmp_path / "cpu") is expected
+
+
+@pytest.mark.parametrize(("is_crowded", "given", "expected"), [
+    (False, {}, {"GOMP_SPINCOUNT": threads.LOOKS}),
+    (True, {}, {"OMP_WAIT_POLICY": WAITING}),
+    (False, {"OMP_WAIT_POLICY": "PASSIVE"}, {"OMP_WAIT_POLICY": "PASSIVE"}),
+])
+def test_short_turns_wait_awake_where_there_is_room(monkeypatch, is_crowded, given, expected):
+    monkeypatch.setattr(threads, "container_limit", lambda: None)
+    monkeypatch.setattr(threads, "is_crowded", lambda: is_crowded)
+    environ = dict(given)
+    settle_threads(environ, takes_short_turns=True)
+    assert environ == expected
+
+
 def test_cores_are_those_that_the_process_may_use():
     assert 1 <= num_cores() <= (os.cpu_count() or 1)
 

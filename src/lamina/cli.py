@@ -64,6 +64,9 @@ COMMANDS = {
 }
 
 
+DECODING = ("generate", "interactive")
+
+
 def load(reference: str) -> object:
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
@@ -97,7 +100,7 @@ def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    settle_threads()
+    settle_threads(takes_short_turns=bool(words) and words[0] in DECODING)
     return guarded(lambda: execute(words))
 
 
