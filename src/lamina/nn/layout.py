@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
+from shutil import which
 from typing import NamedTuple
 
 import torch
@@ -17,7 +19,8 @@ from lamina.rows import PAD_POSITION, Packed, Rows
 # Tokens for each sentence that there is room for: where there are more, a sentence fills tiles of its own.
 LONG = 128
 WIDEST_OF_FLASH, WIDEST_OF_TILES = 256, 512  # channels of a head; beyond, a mask over all pairs of tokens has to do
-HAS_TRITON = find_spec("triton") is not None
+# It builds its launchers with a C compiler.
+HAS_TRITON = find_spec("triton") is not None and any(map(which, (os.environ.get("CC", "cc"), "gcc", "clang")))
 
 
 class Layout(NamedTuple):
