@@ -64,7 +64,7 @@ COMMANDS = {
 }
 
 
-DECODING = ("generate", "interactive")
+SHORT_TURNS = ("generate", "interactive", "demo")  # of decoding, or of a small model
 
 
 def load(reference: str) -> object:
@@ -100,7 +100,7 @@ def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    settle_threads(takes_short_turns=bool(words) and words[0] in DECODING)
+    settle_threads(takes_short_turns=bool(words) and words[0] in SHORT_TURNS)
     return guarded(lambda: execute(words))
 
 
