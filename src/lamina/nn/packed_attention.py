@@ -37,7 +37,6 @@ def tiles_for(kernel: str, channels: int) -> Tiles:
     return next(tiles for most, tiles in TILES[kernel].items() if channels <= most)
 
 
-
 @torch.library.custom_op("lamina::packed_attention", mutates_args=())
 def packed_attention(query: Tensor, memory: Tensor | None, query_sentences: Tensor, query_bounds: Tensor,
                      key_sentences: Tensor, key_bounds: Tensor, num_heads: int, is_causal: bool,
