@@ -111,6 +111,7 @@ def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dt
         if updater.weights.needs_fillers and len(own) < -(-total // ranks.size):
             own.append(total + ranks.size)
         result = updater.update([case.batch(place).to(ranks.device) for place in own], 0.1, update_seed(3, update), runs, total)
+        result.wait()
         numbers.append(result.numbers.tolist())
         counts.append((result.num_tokens, result.num_sentences))
         masks.append(runs)

@@ -47,4 +47,5 @@ def test_an_update_asks_the_device_no_question(parts, dtype):
         result = updater.update([batch], 1e-3, seed=2, runs=SOME)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    result.wait()
     assert result.numbers.isfinite().all()

@@ -1,5 +1,6 @@
 """Search on a GPU."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -131,12 +132,15 @@ def test_rows_of_very_different_widths():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
+    """Rounding may choose another of two sentences that are as good, but not misjudge the one it chose."""
     model, rows = tiny_model(seed=3, share_all=False), sources()
-    expected = found_by(Search([model], CONFIGURATIONS["own length"]), rows, "cpu")
-    found = found_by(Search([model.cuda().to(dtype)], CONFIGURATIONS["own length"]), rows, "cuda")
-    tolerance = 0.01 if dtype == torch.float16 else 0.08
-    for number, hypotheses in expected.items():
-        assert found[number][0].score == pytest.approx(hypotheses[0].score, abs=tolerance)
+    found = found_by(Search([deepcopy(model).cuda().to(dtype)], CONFIGURATIONS["own length"]), rows, "cuda")
+    assert found.keys() == set(range(len(rows)))
+    tolerance = 0.005 if dtype == torch.float16 else 0.04
+    for number, (best, *_) in found.items():
+        ids = torch.tensor([EOS, *best.ids])
+        log_probs = model.log_probs(torch.from_numpy(rows[number])[None], ids[None, :-1])[0]
+        assert best.score == pytest.approx(log_probs.gather(1, ids[1:, None]).mean().item(), abs=tolerance)
 
 
 @pytest.mark.parametrize("order", ["ordered", "unordered"])

@@ -52,7 +52,7 @@ def test_training_matches_the_cpu(folder, tmp_path, capsys, task, precision):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_an_update_asks_the_device_no_question(folder, task):
-    words = {"data": str(folder / task), "arch": "tiny_masked", "bf16": True, "log-format": "none"}
+    words = {"data": str(folder / task), "arch": "tiny_masked", "bf16": True, "update-freq": "2", "log-format": "none"}
     flags = dict(zip((name.removeprefix("--") for name in TASKS[task][::2]), TASKS[task][1::2], strict=True))
     run = Run(resolve(TrainConfig, words | flags), Ranks(device=torch.device("cuda")))
     batches = list(run.train_feed(1).batches(1))

@@ -64,7 +64,8 @@ def test_an_update_asks_the_device_no_question(data):
     from lamina.train.ranks import Ranks
     from lamina.train.run import Run
 
-    run = Run(resolve(TrainConfig, {"data": str(data), "arch": "tiny", "max-tokens": 64, "bf16": True, "log-format": "none"}),
+    run = Run(resolve(TrainConfig, {"data": str(data), "arch": "tiny", "max-tokens": 64, "bf16": True, "update-freq": "2",
+                                    "log-format": "none"}),
               Ranks(device=torch.device("cuda")))
     batches = list(run.train_feed(1).batches(1))
     run.updater.update(batches[:1], 1e-3, seed=1)

@@ -145,6 +145,25 @@ def test_saving_in_the_background_writes_the_state_as_it_was(tmp_path, monkeypat
     assert len(set(threads)) == 1  # never two at once
 
 
+def test_what_a_newer_checkpoint_replaces_is_not_waited_for(tmp_path, monkeypatch):
+    may_write, written = threading.Event(), []
+
+    def wait_and_save(path, checkpoint):
+        assert may_write.wait(10)
+        written.append((path.name, checkpoint.weights["w"][0].item()))
+
+    monkeypatch.setattr(keeper_module, "save_checkpoint", wait_and_save)
+    keeper = Keeper(SavingConfig(save_dir=str(tmp_path), is_async=True))
+    keeper.save(tensors(1.0), ["checkpoint_last.pt"], can_be_left_out=True)
+    keeper.save(tensors(2.0), ["checkpoint_last.pt"], can_be_left_out=True)
+    may_write.set()
+    keeper.save(tensors(3.0), ["checkpoint_last.pt"])
+    keeper.finish()
+    keeper.save(tensors(4.0), ["checkpoint_last.pt"], can_be_left_out=True)  # nothing is in its way
+    keeper.finish()
+    assert written == [("checkpoint_last.pt", value) for value in (1.0, 3.0, 4.0)]
+
+
 def test_a_failure_in_the_background_surfaces(tmp_path, monkeypatch):
     def fail(path, checkpoint):
         raise CheckpointError("No space left on device.")

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from lamina.recording import CAPTURE_ERROR_MODE, undisturbed
+
 
 class Graphs:
     """CUDA graphs by what is special about each; off, functions are simply called.
@@ -49,9 +51,8 @@ class Graphs:
             self._pool = torch.cuda.graph_pool_handle()
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            # Other threads, which bring training data to the device, do not disturb a recording.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        with torch.cuda.stream(self._stream), undisturbed():
+            graph.capture_begin(pool=self._pool, capture_error_mode=CAPTURE_ERROR_MODE)
             try:
                 function()
             except BaseException:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lamina.data.batching import AnyBatch
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.stack import CausalLayer, DecoderLayer, EncoderLayer
+from lamina.recording import CAPTURE_ERROR_MODE, undisturbed
 from lamina.train.compiling import compiled
 
 # Before it is recorded a pass runs this often, since libraries set themselves up in their first calls.
@@ -45,8 +46,7 @@ class Recorded(Generic[T]):
 
     def __init__(self, compute: Callable[[], T], pool: Any, stream: torch.cuda.Stream) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        # By thread, since another one may be preparing batches meanwhile.
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with undisturbed(), torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode=CAPTURE_ERROR_MODE):
             self.result = compute()
 
     def replay(self) -> T:

@@ -41,12 +41,14 @@ class Keeper:
         self._num_failures = 0
         remove_stale_parts(self.folder)
 
-    def save(self, checkpoint: Checkpoint, names: Sequence[str], what: str = "") -> None:
+    def save(self, checkpoint: Checkpoint, names: Sequence[str], what: str = "", *, can_be_left_out: bool = False) -> None:
         """Write the state once, under every one of the names; `what` describes it to the person who watches.
 
-        A save that fails costs nothing that was there; the next one may succeed, and the third failure in a row is an error.
+        One that can be left out, since a newer one follows, is if the one before is still being written. A save that fails
+        costs nothing that was there; the next one may succeed, and the third failure in a row is an error.
         """
-        if not names:
+        is_writing = self._writing is not None and not self._writing.done()
+        if not names or (can_be_left_out and is_writing):
             return
         self._settle()
         if self._writer is None:

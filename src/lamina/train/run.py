@@ -207,18 +207,19 @@ class Run:
         self.progress.seconds = self._seconds()
         self.progress.is_check_pending = False
         names = self.keeper.names_due(epoch=epoch, updates=self.progress.updates, is_epoch_end=is_epoch_end, is_best=is_best)
-        self._save(metrics, names, epoch)
+        self._save(metrics, names, epoch, is_end=bool(self.why_stop()))
         self._last_check = (self.progress.updates, not is_epoch_end)
         self.reporter.skip_time(time.perf_counter() - started)
 
-    def _save(self, metrics: dict[str, float], names: Sequence[str], epoch: int) -> None:
+    def _save(self, metrics: dict[str, float], names: Sequence[str], epoch: int, *, is_end: bool) -> None:
         if self.watch.is_in_doubt:
             # The update before may have ruined the weights: what is on disk is better than what would replace it.
             self.reporter.note("no checkpoint now: the latest gradient was not finite")
             return
         checkpoint = self.checkpoint(metrics)  # to which all ranks may contribute; one writes it
         if self.ranks.is_first:
-            self.keeper.save(checkpoint, names, f" (epoch {epoch} @ {self.progress.updates} updates)")
+            self.keeper.save(checkpoint, names, f" (epoch {epoch} @ {self.progress.updates} updates)",
+                             can_be_left_out=not is_end and list(names) == [LAST_NAME])
 
     def is_wished_to_stop(self, wish: StopWish) -> bool:
         """Whether any rank heard a signal: they hear it at different moments, and must stop after the same update."""
@@ -236,7 +237,7 @@ class Run:
         progress.seconds = self._seconds()
         progress.is_check_pending = is_check_skipped
         if saving.is_on:
-            self._save({}, [LAST_NAME], progress.epoch)
+            self._save({}, [LAST_NAME], progress.epoch, is_end=True)
         self.keeper.finish()
         if not self.ranks.is_first:
             return

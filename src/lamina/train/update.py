@@ -29,13 +29,18 @@ SEED_STRIDE = 0x9E3779B1
 
 
 class UpdateResult(NamedTuple):
-    """What an update did on all ranks, perhaps still under way: reading it is the caller's choice, and may wait."""
+    """What an update did on all ranks, perhaps still under way: whoever reads it waits for it."""
 
     numbers: Tensor  # (5,): loss sum, nll sum, gradient norm, loss scale, 1 if the step was taken
     grad_norms: Tensor  # (P,), one a parameter
     num_tokens: int
     num_sentences: int
-    arrival: torch.cuda.Event | None = None  # of the tensors on the host; later work on the device is not waited for
+    arrival: torch.cuda.Event | None = None  # of the tensors on the host
+
+    def wait(self) -> None:
+        """Before the tensors are read. Later work on the device is not waited for."""
+        if self.arrival is not None:
+            self.arrival.synchronize()
 
 
 class Updater:

@@ -57,8 +57,7 @@ class Watch:
 
     def _read(self, item: _Pending) -> None:
         result = item.result
-        if result.arrival is not None:
-            result.arrival.synchronize()
+        result.wait()
         loss, nll, norm, scale, took_step = result.numbers.tolist()
         if not took_step:
             self._check_overflow(item, scale)
