@@ -53,7 +53,7 @@ def test_the_last_row_about_a_thing_counts(tmp_path):
     append_rows(path, [row()])
     assert len(read_rows(path)) == 3
     table = render(read_rows(path))
-    assert "| v | all | 1,2 | done | 41.00 ± 1.41 | 60 ± 0 |" in table
+    assert "| v | 1,2 | done | 41.00 ± 1.41 | 60 ± 0 |" in table
     assert "commit abc" in table
 
 
@@ -74,7 +74,7 @@ def test_comparisons_and_statuses():
                 "test": "t", "figures": {"bleu": {"difference": 0.512, "p": 0.0312}}}
     table = render([row(), row(seed=2, status="diverged", figures={}), compared])
     assert "1 done, 1 diverged" in table
-    assert "| v | all | plain | 1 | t | bleu | +0.51 | 0.031 |" in table
+    assert "| v | all | plain | t | bleu | 1 | +0.51 | 0.031 |" in table
     assert render([]) == "No results yet.\n"
 
 
@@ -82,12 +82,23 @@ def test_spread():
     assert spread([]) == ""
     assert spread([512345.6]) == "512,346"
     assert spread([1.0, 2.0, 3.0]) == "2.00 ± 1.00"
+    assert spread([4000.0, 6000.0]) == "5,000 ± 1,414"
+
+
+def test_times_are_told_of_runs_that_had_the_machine_to_themselves():
+    figures = {"BLEU": 40.0, "sentences/s": 90.0, "updates": 9}
+    alone, beside = row(figures=figures), row(variant="w", figures=figures, jobs=2)
+    table = render([alone, beside])
+    assert "| variant | seeds | status | BLEU | sentences/s | training, s |" in table
+    assert "| v | 1 | done | 40.00 | 90.00 | 60 |" in table
+    assert "| w | 1 | done | 40.00 |  |  |" in table
+    assert "| variant | seeds | status | BLEU |\n" in render([beside])
 
 
 def test_a_page_is_filled():
     page = "# A\n\n<!-- table: r -->\nold\n<!-- end -->\n\n<!-- table: other -->\n<!-- end -->\n"
     filled = fill_page(page, [row()])
-    assert "| v | all | 1 | done | 40.00 | 60 |" in filled
+    assert "| v | 1 | done | 40.00 | 60 |" in filled
     assert "<!-- table: other -->\n\nNot run.\n\n<!-- end -->" in filled
     assert "old" not in filled
     assert fill_page(filled, [row()]) == filled
@@ -106,8 +117,8 @@ def test_figures(tmp_path, capsys):
         log.parent.mkdir(parents=True)
         log.write_text(LOG)
     assert main(["recipe", "table", str(tmp_path), "--figures", str(tmp_path / "figures")]) == 0
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["r-loss.csv", "r-loss.png", "r.csv", "r.png"]
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["r-loss.csv", "r-loss.svg", "r.csv", "r.svg"]
     assert (tmp_path / "figures" / "r.csv").read_text().splitlines() == [
         "variant,layers,seeds,BLEU", "v,all,2,41.0000", "w,half,1,40.0000", "w,all,1,40.0000"]
-    assert (tmp_path / "figures" / "r-loss.csv").read_text().splitlines()[1] == "v.seed1,10,7.5000"
-    assert (tmp_path / "figures" / "r.png").stat().st_size < 50_000
+    assert (tmp_path / "figures" / "r-loss.csv").read_text().splitlines()[1] == "v,1,10,7.5000"
+    assert (tmp_path / "figures" / "r.svg").stat().st_size < 50_000

@@ -37,11 +37,16 @@ def new_figure(width: float, height: float, num_panels: int = 1, *, is_stacked: 
 
 
 def save_figure(path: Path, figure: Any, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Path]:
-    """`path` (a .png), and its numbers beside it; the files written."""
-    with whole_file(path) as part, warnings.catch_warnings():
+    """`path` (.png or .svg), and its numbers beside it; the files written."""
+    from matplotlib import rc_context
+
+    # Letters stay letters, and the same numbers give the same file.
+    settings = {"svg.fonttype": "none", "svg.hashsalt": path.stem}
+    with whole_file(path) as part, warnings.catch_warnings(), rc_context(settings):
         # A token's letters may be in no font; its name stands in the table all the same.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(part, dpi=DOTS_PER_INCH, format="png")
+        figure.savefig(part, dpi=DOTS_PER_INCH, format=path.suffix[1:],
+                       metadata={"Date": None} if path.suffix == ".svg" else None)
     table = path.with_suffix(".csv")
     with whole_file(table) as part, part.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

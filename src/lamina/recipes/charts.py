@@ -10,25 +10,27 @@ from typing import Any
 from lamina.analysis.charts import COLUMN_WIDTH, LINE_STYLES, small_print
 from lamina.analysis.figures import COLOURS, MARKERS, new_figure, save_figure
 from lamina.recipes.figures import training_rows
+from lamina.recipes.plan import run_name
 from lamina.recipes.results import RUN, Row, latest
 
-# A grid of 45 runs has no figure of curves that anybody could read.
-MOST_CURVES = 14
+# A grid of 45 variants has no figure of curves that anybody could read.
+MOST_VARIANTS = 14
 # Known of every training run, and drawn as curves instead.
 OF_TRAINING = ("updates", "train loss", "tokens/s", "GiB", "valid loss", "best valid loss")
 
 
 def draw_recipes(rows: Sequence[Row], runs: Path, folder: Path) -> list[Path]:
-    """RECIPE.png and RECIPE-loss.png, each with its numbers; the files written."""
+    """RECIPE.svg and RECIPE-loss.svg, each with its numbers; the files written."""
     written: list[Path] = []
     measured = [row for row in latest(rows) if row["kind"] == RUN]
     for recipe in dict.fromkeys(row["recipe"] for row in measured):
         own = [row for row in measured if row["recipe"] == recipe]
         if name := _main_figure(own):
-            written += _draw_figure(folder / f"{recipe}.png", own, name)
-        curves = {path.name: curve for path in sorted((runs / recipe).glob("*")) if (curve := _curve(path))}
-        if curves and len(curves) <= MOST_CURVES:
-            written += _draw_curves(folder / f"{recipe}-loss.png", curves)
+            written += _draw_figure(folder / f"{recipe}.svg", own, name)
+        curves = [(row["variant"], row["seed"], curve) for row in own
+                  if not row["cut"] and (curve := _curve(runs / recipe / run_name(row["variant"], row["seed"], row["budget"])))]
+        if curves and len({variant for variant, _, _ in curves}) <= MOST_VARIANTS:
+            written += _draw_curves(folder / f"{recipe}-loss.svg", curves)
     return written
 
 
@@ -73,13 +75,18 @@ def _curve(folder: Path) -> list[tuple[int, float]]:
     return valid if len(valid) > 1 else [(row["num_updates"], row["nll_loss"]) for row in rows if "wps" in row]
 
 
-def _draw_curves(path: Path, curves: dict[str, list[tuple[int, float]]]) -> list[Path]:
+def _draw_curves(path: Path, curves: list[tuple[str, int, list[tuple[int, float]]]]) -> list[Path]:
+    """A line for each run; the seeds of a variant look alike."""
+    variants = list(dict.fromkeys(variant for variant, _, _ in curves))
     with small_print():
         figure, (panel,) = new_figure(COLUMN_WIDTH + 1.4, 2.8)
-        for number, (name, points) in enumerate(curves.items()):
-            panel.plot(*zip(*points, strict=True), label=name, color=COLOURS[number % len(COLOURS)],
+        for variant, _, points in curves:
+            number = variants.index(variant)
+            panel.plot(*zip(*points, strict=True), label=variant, color=COLOURS[number % len(COLOURS)], linewidth=1.2,
                        linestyle=LINE_STYLES[number // len(COLOURS) % len(LINE_STYLES)])
         panel.set(xlabel="updates", ylabel="loss, bits a token")
-        figure.legend(frameon=False, loc="outside right upper")
-    rows: list[Sequence[Any]] = [(name, update, f"{loss:.4f}") for name, points in curves.items() for update, loss in points]
-    return save_figure(path, figure, ("run", "updates", "loss"), rows)
+        lines = dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
+        figure.legend(lines.values(), lines.keys(), frameon=False, loc="outside right upper")
+    rows: list[Sequence[Any]] = [(variant, seed, update, f"{loss:.4f}") for variant, seed, points in curves
+                                 for update, loss in points]
+    return save_figure(path, figure, ("variant", "seed", "updates", "loss"), rows)

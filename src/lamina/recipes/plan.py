@@ -100,10 +100,14 @@ def plan_data(data: Dataset, places: Places, workers: int | None = None) -> tupl
             Stage("preprocess", tuple(preprocess), makes=(str(binary / "manifest.json"),)))
 
 
+def run_name(variant: str, seed: int, budget: float) -> str:
+    """Of a run's folders."""
+    return f"{variant}.seed{seed}" + ("" if budget == 1 else f".{budget:g}x")
+
+
 def plan_run(recipe: Recipe, variant: Variant, seed: int, places: Places, *, budget: float = 1.0,
              train_flags: Sequence[str] = ()) -> RunPlan:
-    mark = "" if budget == 1 else f".{budget:g}x"
-    name = f"{variant.name}.seed{seed}{mark}"
+    name = run_name(variant.name, seed, budget)
     folder = places.out / "runs" / recipe.name / name
     checkpoints = places.work / "checkpoints" / recipe.name / name
     train = scaled(variant.train, budget)

@@ -90,18 +90,35 @@ def fill_page(page: str, rows: Sequence[Row]) -> str:
     return BLOCK.sub(lambda match: f"{match[1]}\n{section(match[2], rows)}\n{match[3]}", page)
 
 
+SECONDS = "training, s"
+# In the file, not in tables: the same for all, or told by another column.
+UNSHOWN = ("updates", "valid loss")
+
+
 def _table(rows: list[Row]) -> str:
-    names = list(dict.fromkeys(name for row in rows for name in row["figures"]))
+    names = list(dict.fromkeys([*(name for row in rows for name in row["figures"]), SECONDS]))
     groups: dict[tuple[str, str, float], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["variant"], row["cut"], row["budget"]), []).append(row)
-    lines = [("variant", "layers", "seeds", "status", *names, "training, s")]
+    lines = [("variant", "layers", "seeds", "status", *(name for name in names if name not in UNSHOWN))]
     for (variant, cut, budget), own in groups.items():
-        figures = [spread([row["figures"][name] for row in own if name in row["figures"]]) for name in names]
-        seconds = spread([row["seconds"]["train"] for row in own if "train" in row.get("seconds", {})], decimals=0)
+        known = [_shown_figures(row) for row in own]
+        figures = [spread([row[name] for row in known if name in row], decimals=0 if name == SECONDS else 2)
+                   for name in names if name not in UNSHOWN]
         lines.append((variant + ("" if budget == 1 else f" ({budget:g}x)"), cut or "all",
-                      ",".join(str(row["seed"]) for row in own), _statuses(own), *figures, seconds))
-    return markdown(lines)
+                      ",".join(str(row["seed"]) for row in own), _statuses(own), *figures))
+    # What nobody has, and cuts where there are none, would only make it wider.
+    kept = [number for number in range(len(lines[0])) if {line[number] for line in lines[1:]} not in ({""}, {"all"})]
+    return markdown([tuple(line[number] for number in kept) for line in lines])
+
+
+def _shown_figures(row: Row) -> dict[str, float]:
+    """Without times where several runs shared the machine."""
+    figures = dict(row["figures"])
+    if "train" in row.get("seconds", {}) and not row["cut"]:
+        figures[SECONDS] = row["seconds"]["train"]
+    return figures if row.get("jobs", 1) == 1 else {
+        name: value for name, value in figures.items() if name != SECONDS and not name.endswith("/s")}
 
 
 def _statuses(rows: list[Row]) -> str:
@@ -115,7 +132,8 @@ def _origins(rows: list[Row]) -> str:
     hardware = ", ".join(dict.fromkeys(row.get("hardware") or "unknown hardware" for row in rows))
     commits = ", ".join(dict.fromkeys((row.get("commit") or "unknown")[:12] for row in rows))
     commands = "\n".join(dict.fromkeys(shared_command(row["command"]) for row in rows))
-    return (f"{hardware}; commit {commits}; losses in bits a token, ± is the standard deviation over seeds.\n\n"
+    alone = "" if all(row.get("jobs", 1) == 1 for row in rows) else " Runs that shared the GPU have no times."
+    return (f"{hardware}; commit {commits}; losses in bits a token, ± is the standard deviation over seeds.{alone}\n\n"
             f"```sh\n{commands}\n```\n")
 
 
@@ -139,11 +157,16 @@ def shared_command(line: str) -> str:
 
 
 def _comparison_table(rows: list[Row]) -> str:
-    lines = [("variant", "layers", "against", "seed", "test", "metric", "difference", "p")]
+    groups: dict[tuple[str, ...], list[tuple[int, dict[str, float]]]] = {}
     for row in rows:
         for metric, found in row["figures"].items():
-            lines.append((row["variant"], row["cut"] or "all", row["baseline"], str(row["seed"]), row["test"], metric,
-                          f"{found['difference']:+.2f}", f"{found['p']:.3f}"))
+            key = (row["variant"], row["cut"] or "all", row["baseline"], row["test"], metric)
+            groups.setdefault(key, []).append((row["seed"], found))
+    lines = [("variant", "layers", "against", "test", "metric", "seeds", "differences", "p")]
+    for key, own in groups.items():
+        lines.append((*key, ",".join(str(seed) for seed, _ in own),
+                      ", ".join(f"{found['difference']:+.2f}" for _, found in own),
+                      ", ".join(f"{found['p']:.3f}" for _, found in own)))
     return markdown(lines) + "\nPaired bootstrap (sacreBLEU): p is the chance of such a difference between equal systems.\n"
 
 
@@ -152,8 +175,9 @@ def spread(values: Sequence[float], decimals: int = 2) -> str:
     if not values:
         return ""
     mean = statistics.fmean(values)
-    shown = f"{mean:,.0f}" if abs(mean) >= 1000 else f"{mean:.{decimals}f}"
-    return shown if len(values) == 1 else f"{shown} ± {statistics.stdev(values):.{decimals}f}"
+    places = 0 if abs(mean) >= 1000 else decimals
+    shown = f"{mean:,.{places}f}"
+    return shown if len(values) == 1 else f"{shown} ± {statistics.stdev(values):,.{places}f}"
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
