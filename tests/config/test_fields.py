@@ -73,6 +73,11 @@ def test_an_option_that_needs_another_one():
     assert build(Machine, {"every": 3}, explicit=["every"]).every == 3
 
 
+def test_what_is_off_anyway_may_be_switched_off():
+    off = {"data": "x", "max-tokens": 64, "cuda-graphs": False, "compile": False}
+    assert not build(TrainConfig, off, explicit=list(off)).precision.compiles
+
+
 def test_unknown_names_suggest_the_nearest():
     with pytest.raises(ConfigError, match="Did you mean --left-layers"):
         build(Machine, {"left-layer": 3})

@@ -211,7 +211,8 @@ def _check_effect(cls: type, name: str, values: Mapping[str, Any], flat: dict[st
     if home.tasks and flat.get("task", home.tasks[0]) not in home.tasks:
         raise ConfigError(f"--{name} has no effect with --task {flat['task']}; it belongs to --task "
                           f"{' or '.join(home.tasks)}. Leave it out.")
-    for need in home.info.needs:
+    # What would be off in any case may be switched off.
+    for need in home.info.needs if given is not False else ():
         wanted, absent = need.lstrip("!"), need.startswith("!")
         if bool(flat.get(wanted)) == absent:
             how = f"has no effect together with --{wanted}" if absent else f"has no effect without --{wanted}"
