@@ -1,11 +1,15 @@
 """Recorded updates are the eager ones: packed attention, whole passes, layer by layer, compiled or not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
+from descent import LEAST_KEPT, sgd_updater, share_kept
 from lamina.config.init import Admin
+from lamina.config.model import DropoutConfig
 from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
 from lamina.data.batching import Batch, collate
 from lamina.data.corpus import Example
@@ -144,6 +148,18 @@ def test_layers_recorded_one_by_one_may_be_skipped(name, compiles, capsys):
     out = capsys.readouterr().out
     assert "recorded the layers" in out
     assert "is off" not in out
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("runs", [ALL_RUN, Runs((True, False, True), (True, True, False))], ids=["whole", "layer by layer"])
+@pytest.mark.parametrize("drops", [DropoutConfig(dropout_p=0.5), DropoutConfig(dropout_p=0.0, attention_p=0.5)],
+                         ids=["dropout", "dropout of attention"])
+def test_the_dropout_of_a_recorded_pass_is_that_of_its_gradient(drops, runs, compiles, capsys):
+    config = replace(tiny_config(num_layers=3), dropout=drops)
+    model = build_model(config, VOCABULARY_SIZE, VOCABULARY_SIZE).cuda()
+    updater = sgd_updater(model, torch.bfloat16, compiles=compiles)
+    assert share_kept(updater, map(batch_of, range(4)), runs) > LEAST_KEPT
+    assert "is off" not in capsys.readouterr().out
 
 
 def test_padded_batches_of_one_shape_are_recorded_too(capsys):
