@@ -41,7 +41,7 @@ def save_figure(path: Path, figure: Any, names: Sequence[str], rows: Iterable[Se
     from matplotlib import rc_context
 
     # Letters stay letters, and the same numbers give the same file.
-    settings = {"svg.fonttype": "none", "svg.hashsalt": path.stem}
+    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": path.stem}
     with whole_file(path) as part, warnings.catch_warnings(), rc_context(settings):
         # A token's letters may be in no font; its name stands in the table all the same.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")

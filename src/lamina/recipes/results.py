@@ -160,8 +160,8 @@ def _comparison_table(rows: list[Row]) -> str:
     groups: dict[tuple[str, ...], list[tuple[int, dict[str, float]]]] = {}
     for row in rows:
         for metric, found in row["figures"].items():
-            key = (row["variant"], row["cut"] or "all", row["baseline"], row["test"], metric)
-            groups.setdefault(key, []).append((row["seed"], found))
+            place = (row["variant"], row["cut"] or "all", row["baseline"], row["test"], metric)
+            groups.setdefault(place, []).append((row["seed"], found))
     lines = [("variant", "layers", "against", "test", "metric", "seeds", "differences", "p")]
     for key, own in groups.items():
         lines.append((*key, ",".join(str(seed) for seed, _ in own),
