@@ -162,7 +162,7 @@ def _comparison_table(rows: list[Row]) -> str:
         for metric, found in row["figures"].items():
             place = (row["variant"], row["cut"] or "all", row["baseline"], row["test"], metric)
             groups.setdefault(place, []).append((row["seed"], found))
-    lines = [("variant", "layers", "against", "test", "metric", "seeds", "differences", "p")]
+    lines: list[tuple[str, ...]] = [("variant", "layers", "against", "test", "metric", "seeds", "differences", "p")]
     for key, own in groups.items():
         lines.append((*key, ",".join(str(seed) for seed, _ in own),
                       ", ".join(f"{found['difference']:+.2f}" for _, found in own),
