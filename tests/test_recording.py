@@ -9,11 +9,14 @@ from lamina.recording import undisturbed
 
 @pytest.mark.parametrize("was_on", [True, False])
 def test_no_garbage_is_collected_while_something_is_recorded(was_on):
+    def record_in_vain():
+        assert not gc.isenabled()
+        raise RuntimeError("cannot be recorded")
+
     try:
         (gc.enable if was_on else gc.disable)()
-        with pytest.raises(RuntimeError), undisturbed():
-            assert not gc.isenabled()
-            raise RuntimeError("a recording that fails")
+        with pytest.raises(RuntimeError, match="cannot be recorded"), undisturbed():
+            record_in_vain()
         assert gc.isenabled() == was_on
     finally:
         gc.enable()
