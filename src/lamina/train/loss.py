@@ -19,6 +19,7 @@ from lamina.data.batching import AnyBatch
 from lamina.decode.scoring import target_log_probs
 from lamina.nn.adaptive import AdaptiveHead
 from lamina.nn.heads import Term
+from lamina.nn.linear import product
 from lamina.nn.stack import ALL_RUN, Runs
 from lamina.train.compiling import compiled
 
@@ -127,7 +128,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         score_chunk = compiled_chunk() if is_compiled else _score_chunk
         losses, nlls = [], []
         for rows in chunks:
-            scores = F.linear(features[rows], output_weight, bias)  # (n, V)
+            scores = product(features[rows], output_weight, bias)  # (n, V)
             needs_any = needs_features or needs_matrix or needs_bias
             loss, nll, scores = score_chunk(scores, target[rows], token_weight[rows], smoothing, needs_any)
             losses.append(loss)
@@ -138,7 +139,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if bias_grad is not None:
                 bias_grad += scores.sum(dim=0, dtype=torch.float32)
             if features_grad is not None:
-                features_grad[rows] = scores @ output_weight
+                features_grad[rows] = product(scores, output_weight.t())
             if matrix_grad is not None:
                 if matrix_grad.dtype == features.dtype:
                     matrix_grad.addmm_(scores.t(), features[rows])
