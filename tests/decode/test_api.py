@@ -14,6 +14,7 @@ from lamina.checkpoint.format import load_checkpoint, save_checkpoint
 from lamina.cli import main
 from lamina.config.decode import SearchConfig
 from lamina.errors import CheckpointError, ConfigError
+from lamina.nn.linear import Linear
 from lamina.nn.prepacked import Int8Linear, PrepackedLinear, can_prepack
 from tiny import TINY_FLAGS, make_data
 
@@ -227,7 +228,7 @@ def test_models_on_a_processor_are_packed(path):
 
     assert kinds() == {PrepackedLinear}
     assert kinds(quantize="int8") == {Int8Linear}
-    assert kinds(dtype="bf16") == {torch.nn.Linear}
+    assert kinds(dtype="bf16") == {Linear}
 
 
 def test_what_cannot_be_quantized(path, monkeypatch):
