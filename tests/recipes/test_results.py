@@ -95,6 +95,11 @@ def test_times_are_told_of_runs_that_had_the_machine_to_themselves():
     assert "| variant | seeds | status | BLEU |\n" in render([beside])
 
 
+def test_a_table_has_layers_where_models_were_cut():
+    assert "| all | all | 1 | done | 40.00 | 60 |" in render([row(variant="all"), row(variant="all", cut="half")])
+    assert "| all | 1 | done | 40.00 | 60 |" in render([row(variant="all")])
+
+
 def test_a_page_is_filled():
     page = "# A\n\n<!-- table: r -->\nold\n<!-- end -->\n\n<!-- table: other -->\n<!-- end -->\n"
     filled = fill_page(page, [row()])

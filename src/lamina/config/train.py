@@ -186,9 +186,8 @@ class SavingConfig:
     has_optimizer_state: bool = flag(True, "put the optimizer's state into checkpoints; without it they are a third the "
                                            "size and cannot be resumed exactly", name="save-optimizer-state")
 
-    is_async: bool = flag(False, "write checkpoints in the background, from a copy in the host's memory; a "
-                                   "checkpoint_last.pt that comes while one is being written is left out", name="async-save",
-                          needs="save")
+    is_async: bool = flag(False, "write checkpoints in the background, from a copy in the host's memory; a checkpoint_last.pt "
+                                 "that comes while one is being written is left out", name="async-save", needs="save")
 
     def __post_init__(self) -> None:
         check(self.interval >= 1, f"--save-interval is {self.interval}; it must be at least 1. For none: --no-save.")

@@ -63,4 +63,3 @@ class _OneDnn(torch.autograd.Function):
         x_grad = product(out_grad, weight.t()) if ctx.needs_input_grad[0] else None
         rows = out_grad.flatten(0, -2)  # (N, O)
         return x_grad, rows.t() @ x.flatten(0, -2), rows.sum(dim=0) if ctx.has_bias else None
-

@@ -96,19 +96,20 @@ UNSHOWN = ("updates", "valid loss")
 
 
 def _table(rows: list[Row]) -> str:
-    names = list(dict.fromkeys([*(name for row in rows for name in row["figures"]), SECONDS]))
+    names = [name for name in dict.fromkeys([*(name for row in rows for name in row["figures"]), SECONDS])
+             if name not in UNSHOWN]
     groups: dict[tuple[str, str, float], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["variant"], row["cut"], row["budget"]), []).append(row)
-    lines = [("variant", "layers", "seeds", "status", *(name for name in names if name not in UNSHOWN))]
+    has_cuts = any(row["cut"] for row in rows)
+    lines = [("variant", "layers", "seeds", "status", *names)]
     for (variant, cut, budget), own in groups.items():
         known = [_shown_figures(row) for row in own]
-        figures = [spread([row[name] for row in known if name in row], decimals=0 if name == SECONDS else 2)
-                   for name in names if name not in UNSHOWN]
-        lines.append((variant + ("" if budget == 1 else f" ({budget:g}x)"), cut or "all",
+        figures = [spread([row[name] for row in known if name in row], decimals=0 if name == SECONDS else 2) for name in names]
+        lines.append((variant + ("" if budget == 1 else f" ({budget:g}x)"), (cut or "all") if has_cuts else "",
                       ",".join(str(row["seed"]) for row in own), _statuses(own), *figures))
-    # What nobody has, and cuts where there are none, would only make it wider.
-    kept = [number for number in range(len(lines[0])) if {line[number] for line in lines[1:]} not in ({""}, {"all"})]
+    # What nobody has, such as cuts, would only make it wider.
+    kept = [number for number in range(len(lines[0])) if any(line[number] for line in lines[1:])]
     return markdown([tuple(line[number] for number in kept) for line in lines])
 
 
@@ -132,7 +133,7 @@ def _origins(rows: list[Row]) -> str:
     hardware = ", ".join(dict.fromkeys(row.get("hardware") or "unknown hardware" for row in rows))
     commits = ", ".join(dict.fromkeys((row.get("commit") or "unknown")[:12] for row in rows))
     commands = "\n".join(dict.fromkeys(shared_command(row["command"]) for row in rows))
-    alone = "" if all(row.get("jobs", 1) == 1 for row in rows) else " Runs that shared the GPU have no times."
+    alone = "" if all(row.get("jobs", 1) == 1 for row in rows) else " Runs that shared the machine have no times."
     return (f"{hardware}; commit {commits}; losses in bits a token, ± is the standard deviation over seeds.{alone}\n\n"
             f"```sh\n{commands}\n```\n")
 
