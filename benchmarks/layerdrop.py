@@ -47,7 +47,7 @@ def timed_update(updater: Updater, batch: AnyBatch, number: int, drop: LayerDrop
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     started = time.perf_counter()
-    updater.update([batch], 1e-4, number, runs)
+    updater.update([batch], 1e-4, number, [runs])
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - started, sum(ran) / len(ran)
@@ -78,7 +78,7 @@ def main() -> None:
     drops = {rate: LayerDrop(model_config(options.layers, options.width, rate), seed=1) for rate in rates}
     for number in range(WARM_UP):
         for drop in drops.values():
-            updater.update([batch], 1e-4, number, drop.draw(number))
+            updater.update([batch], 1e-4, number, [drop.draw(number)])
     measured: dict[float, list[tuple[float, float]]] = {rate: [] for rate in rates}
     for number in range(options.updates):
         # In turns, so that what else the machine does hits all rates alike.

@@ -36,7 +36,7 @@ def share_kept(updater: Updater, batches: Iterable[Any], runs: Runs = ALL_RUN) -
 
 def loss_and_norm(updater: Updater, batch: Any, lr: float, seed: int, runs: Runs) -> tuple[float, float]:
     """Before the step of size `lr` is taken."""
-    result = updater.update([batch], lr, seed, runs)
+    result = updater.update([batch], lr, seed, [runs])
     result.wait()
     loss, _, norm, _, took_step = result.numbers.tolist()
     assert took_step

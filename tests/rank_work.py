@@ -75,6 +75,7 @@ class Case(NamedTuple):
     new_model: Callable[[ModelConfig], Any] = tiny_model
     batch: Callable[[int], Any] = batch
     criterion: Criterion = LabelSmoothedCrossEntropy(smoothing=0.1)
+    draws_by_batch: bool = False
 
 
 CASES = {
@@ -82,6 +83,7 @@ CASES = {
     "fusion": Case(tiny_config(dropout_p=0.2, **FUSIONS["both"])),
     "admin": Case(tiny_config(dropout_p=0.2, init=Admin())),
     "layerdrop": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5)),
+    "layerdrop by batch": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5), draws_by_batch=True),
     # Some weights, those of the head for gaps, take no part.
     "sentences": Case(ModelConfig(), lambda _: tiny_masked_model(num_classes=3), sentence_batch, SentenceLoss()),
 }
@@ -101,20 +103,21 @@ def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dt
     # Not Adam: the bias of keys has no gradient but rounding, which Adam would divide by itself.
     optimization = OptimizationConfig(criterion=case.criterion, optimizer=Nag(), clip_norm=1.0)
     updater = Updater(model, optimization, PrecisionConfig(), dtype, ranks, new_weights(model, dtype, ranks))
-    layer_drop = LayerDrop(config, seed=3)
+    layer_drop = LayerDrop(config, seed=3, is_by_batch=case.draws_by_batch)
     if max_rows is not None:
         update_module.batch_loss = partial(_short_of_memory, max_rows)
     numbers, counts, masks = [], [], []
     for update, total in enumerate(TOTALS):
-        runs = layer_drop.draw(update)
+        draws = layer_drop.draws(update, total)
         own = list(range(ranks.rank, total, ranks.size))
         if updater.weights.needs_fillers and len(own) < -(-total // ranks.size):
             own.append(total + ranks.size)
-        result = updater.update([case.batch(place).to(ranks.device) for place in own], 0.1, update_seed(3, update), runs, total)
+        batches = [case.batch(place).to(ranks.device) for place in own]
+        result = updater.update(batches, 0.1, update_seed(3, update), draws, total)
         result.wait()
         numbers.append(result.numbers.tolist())
         counts.append((result.num_tokens, result.num_sentences))
-        masks.append(runs)
+        masks.append(draws)
     update_module.batch_loss = batch_loss
     return Outcome({name: value.clone() for name, value in updater.weights.named(updater.weights.master).items()}, numbers,
                    counts, masks)
@@ -135,6 +138,8 @@ def sharded(model: Any, dtype: torch.dtype, ranks: Ranks) -> FlatWeights:
 
 
 KINDS = {"replicated": replicated, "sharded": sharded}
+# Where weights are sharded, all ranks have to run the same layers at a time.
+PAIRS = [(name, kind) for name, case in CASES.items() for kind in KINDS if kind != "sharded" or not case.draws_by_batch]
 
 
 def alone(model: Any, dtype: torch.dtype, ranks: Ranks) -> FlatWeights:
@@ -152,10 +157,9 @@ def _work(local: int, size: int, meeting: str, folder: str) -> None:
     with joined(config, is_on_gpu=False) as ranks:
         outcome = train_updates(WITHOUT_DROPOUT, ranks, replicated, max_rows=1 if ranks.rank == 1 else None)
         torch.save(tuple(outcome), Path(folder, f"short-replicated-{ranks.rank}.pt"))
-        for name, case in CASES.items():
-            for kind, new_weights in KINDS.items():
-                outcome = train_updates(case, ranks, new_weights)
-                torch.save(tuple(outcome), Path(folder, f"{name}-{kind}-{ranks.rank}.pt"))
+        for name, kind in PAIRS:
+            outcome = train_updates(CASES[name], ranks, KINDS[kind])
+            torch.save(tuple(outcome), Path(folder, f"{name}-{kind}-{ranks.rank}.pt"))
 
 
 def run_on(size: int, folder: Path) -> None:

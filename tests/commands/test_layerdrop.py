@@ -56,6 +56,24 @@ def test_resuming_draws_the_same_masks(trained, tmp_path):
     assert not all(torch.equal(one[name], plain[name]) for name in one)
 
 
+def test_batches_of_an_update_may_draw_their_own_layers(trained, tmp_path, capsys):
+    data, _ = trained
+    flags = ["--encoder-layerdrop", "0.5", "--update-freq", "2", "--batch-size", "4", "--lr", "0.01"]
+    by_batch = [*flags, "--layerdrop-draws", "batch"]
+    assert train(data, tmp_path / "whole", *by_batch, "--max-update", "4") == 0
+    assert train(data, tmp_path / "parts", *by_batch, "--max-update", "2") == 0
+    assert train(data, tmp_path / "parts", *by_batch, "--max-update", "4") == 0
+    assert train(data, tmp_path / "same", *flags, "--max-update", "4") == 0
+    one, other, same = (load_checkpoint(tmp_path / name / "checkpoint_last.pt").weights for name in ("whole", "parts", "same"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not all(torch.equal(one[name], same[name]) for name in one)
+    capsys.readouterr()
+    for wrong, message in ((["--layerdrop-draws", "batch"], "--layerdrop-draws has no effect without --encoder-layerdrop"),
+                           ([*by_batch, "--fsdp"], "leave one of them out")):
+        assert train(data, tmp_path / "wrong", *wrong) == 2
+        assert message in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_generate_with_fewer_layers(trained, capsys):
     data, path = trained
     _, whole = hypotheses(capsys, data, "--path", path)

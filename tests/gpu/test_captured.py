@@ -171,7 +171,7 @@ def test_padded_batches_of_one_shape_are_recorded_too(capsys):
         return collate(pairs, range(6)).to(torch.device("cuda"))
 
     def losses(of: Updater, runs: Runs) -> list[list[float]]:
-        results = [of.update([padded(number)], 1e-3, number, runs) for number in range(8)]
+        results = [of.update([padded(number)], 1e-3, number, [runs]) for number in range(8)]
         torch.cuda.synchronize()
         return [result.numbers.tolist() for result in results]
 

@@ -44,7 +44,7 @@ def test_an_update_asks_the_device_no_question(parts, dtype):
     updater.update([batch], 1e-3, seed=1)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        result = updater.update([batch], 1e-3, seed=2, runs=SOME)
+        result = updater.update([batch], 1e-3, seed=2, draws=[SOME])
     finally:
         torch.cuda.set_sync_debug_mode("default")
     result.wait()

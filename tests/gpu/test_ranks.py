@@ -7,7 +7,7 @@ from torch import distributed as dist
 from lamina.config.train import OptimizationConfig, PrecisionConfig
 from lamina.train.ranks import Ranks
 from lamina.train.update import Updater
-from rank_work import CASES, KINDS, alone, replicated, train_updates
+from rank_work import CASES, KINDS, PAIRS, alone, replicated, train_updates
 from tiny import batch_of, tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -23,8 +23,7 @@ def ranks(tmp_path_factory):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_a_group_of_one_equals_no_group(ranks, name, kind, dtype):
     expected = train_updates(CASES[name], ranks, alone, dtype)
     found = train_updates(CASES[name], ranks, KINDS[kind], dtype)

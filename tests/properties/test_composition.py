@@ -91,7 +91,7 @@ def test_an_update_reads_every_weight_but_those_of_skipped_layers(fusion, dtype,
     batch = Batch(source, target, target.roll(-1, dims=1), num_source_tokens=source.numel(), num_target_tokens=target.numel(),
                   indices=(0, 1, 2))
     updater = Updater(model, OptimizationConfig(criterion=LabelSmoothedCrossEntropy(smoothing=0.1)), PrecisionConfig(), dtype)
-    result = updater.update([batch], lr=1e-3, seed=1, runs=runs)
+    result = updater.update([batch], lr=1e-3, seed=1, draws=[runs])
     assert result.numbers.isfinite().all()
     untouched = {name for name, norm in zip(updater.weights.names, result.grad_norms.tolist(), strict=True) if norm == 0.0}
     skipped = () if runs == ALL_RUN else ("encoder.layers.1.", "decoder.layers.0.")

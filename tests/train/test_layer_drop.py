@@ -11,8 +11,8 @@ from lamina.config.optim import Adam, Sgd
 from lamina.config.train import OptimizationConfig, PrecisionConfig
 from lamina.errors import ConfigError
 from lamina.models.build import build_model
-from lamina.nn.stack import Runs
-from lamina.train.layer_drop import LayerDrop, drop_rates
+from lamina.nn.stack import ALL_RUN, Runs
+from lamina.train.layer_drop import LayerDrop, drop_rates, run_in_any
 from lamina.train.update import Updater
 from tiny import VOCABULARY_SIZE, batch_of, tiny_config, tiny_model
 
@@ -61,6 +61,43 @@ def test_a_rate_of_one_and_a_schedule_without_a_rate_are_refused():
         config_with(schedule="linear")
 
 
+def test_each_batch_may_have_a_draw_of_its_own():
+    one, each = (LayerDrop(config_with(0.5, 0.5), seed=3, is_by_batch=is_by_batch) for is_by_batch in (False, True))
+    assert one.draws(7, 4) == [one.draw(7)]
+    draws = each.draws(7, 4)
+    assert len(set(draws)) > 1
+    assert draws[0] == one.draw(7)
+    assert each.draws(7, 2) == draws[:2]  # however many there are
+
+
+def test_layers_that_some_batch_runs():
+    assert run_in_any([Runs((True, False, False), None), Runs((False, False, True), None)]) == Runs((True, False, True), None)
+    assert run_in_any([ALL_RUN]) == ALL_RUN
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_batches_with_draws_of_their_own_add_up(dtype):
+    """To what updates with each of them alone give; a layer that one of them runs has a gradient."""
+    draws = [Runs((True, False, False), (False, True, True)), Runs((False, False, True), (False, True, False))]
+    batches = [batch_of(slice(0, 4)), batch_of(slice(4, 8))]
+    precision = PrecisionConfig(fp16=dtype == torch.float16)
+
+    def moved(batches, draws):
+        updater = Updater(tiny_model(num_layers=3), SGD, precision, dtype)
+        before = updater.weights.master.clone()
+        result = updater.update(batches, 0.1, seed=1, draws=draws)
+        return (updater.weights.master - before) * result.num_tokens, result
+
+    both, result = moved(batches, draws)
+    alone = [moved([batch], [runs])[0] for batch, runs in zip(batches, draws, strict=True)]
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(both, sum(alone), **tolerance)
+    norms = dict(zip(Updater(tiny_model(num_layers=3), SGD, precision, dtype).weights.names, result.grad_norms.tolist(),
+                     strict=True))
+    for name, norm in norms.items():
+        assert (norm == 0.0) == name.startswith(("encoder.layers.1.", "decoder.layers.0.")), name
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_skipped_layer_has_a_zero_gradient_and_is_stepped(dtype):
     runs = Runs(encoder=(True, False, True), decoder=(False, True, True))
@@ -69,7 +106,7 @@ def test_a_skipped_layer_has_a_zero_gradient_and_is_stepped(dtype):
     updater = Updater(tiny_model(num_layers=3), adam, precision, dtype)
     before = updater.weights.named(updater.weights.master.clone())
     for _ in range(2):
-        result = updater.update([batch_of(slice(0, 4)), batch_of(slice(4, 8))], 0.1, seed=1, runs=runs)
+        result = updater.update([batch_of(slice(0, 4)), batch_of(slice(4, 8))], 0.1, seed=1, draws=[runs])
     assert result.numbers[4].item() == 1.0
     norms = dict(zip(updater.weights.names, result.grad_norms.tolist(), strict=True))
     after = updater.weights.named(updater.weights.master)
@@ -88,7 +125,7 @@ def test_gradients_are_those_of_the_pruned_model():
     small = build_model(pruned_config, VOCABULARY_SIZE, VOCABULARY_SIZE)
     small.load_state_dict(weights, strict=False)
     pruned = Updater(small, SGD, PrecisionConfig())
-    one = whole.update([batch_of(slice(0, 8))], 0.1, seed=1, runs=Runs((True, False, True), (False, True, False)))
+    one = whole.update([batch_of(slice(0, 8))], 0.1, seed=1, draws=[Runs((True, False, True), (False, True, False))])
     other = pruned.update([batch_of(slice(0, 8))], 0.1, seed=1)
     torch.testing.assert_close(one.numbers, other.numbers)
     after = {name: value.clone() for name, value in whole.weights.named(whole.weights.master).items()}

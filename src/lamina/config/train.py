@@ -75,6 +75,9 @@ class OptimizationConfig:
     clip_norm: float = flag(25.0, "scale gradients down to this norm; 0: never", paper="Pascanu et al. 2013")
     update_freq: tuple[int, ...] = flag((1,), "batches whose gradients make one update; a list gives one number an epoch",
                                         metavar="N[,N..]", paper="Ott et al. 2018")
+    layer_drop_draws: str = flag("update", "what LayerDrop draws layers for: an update, so that all its batches leave out the "
+                                 "same ones, or each batch of it (--update-freq, several GPUs), whose mean is steadier and "
+                                 "learns in fewer updates", name="layerdrop-draws", choices=("update", "batch"))
     sentence_avg: bool = flag(False, "average the loss over sentences instead of tokens")
 
     def __post_init__(self) -> None:
@@ -242,8 +245,17 @@ class TrainConfig:
         check(0 <= self.seed < 2**31, f"--seed is {self.seed}; it must be a whole number from 0 to 2^31 - 1.")
         check(self.batches.is_limited, "a batch needs a limit: give --max-tokens (4096 is a good start) or --batch-size.")
         self._check_criterion()
+        self._check_layer_drop()
         check(not (self.saving.interval_updates and self.validation.is_off and self.validation.patience != -1),
               "--patience needs validation; leave out --disable-validation.")
+
+    def _check_layer_drop(self) -> None:
+        is_by_batch = self.optimization.layer_drop_draws == "batch"
+        check(not is_by_batch or any(stack.layer_drop_p for stack in (self.model.encoder, self.model.decoder)),
+              "--layerdrop-draws has no effect without --encoder-layerdrop or --decoder-layerdrop. Add one, or leave it out.")
+        check(not (is_by_batch and self.ranks.is_sharded),
+              "--layerdrop-draws batch lets ranks run different layers at a time, and with --fsdp they hold each other's "
+              "weights: leave one of them out.")
 
     def _check_criterion(self) -> None:
         criterion, is_sentences = self.optimization.criterion, self.task == "sentence_prediction"

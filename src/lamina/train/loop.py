@@ -21,7 +21,8 @@ def run_updates(updater: Updater, schedule: Schedule, shares: Iterable[Share], p
     for share in shares:
         lr = schedule(progress.updates - progress.schedule_start, progress.epoch)
         result = updater.update(share.batches, lr, update_seed(seed, progress.updates),
-                                ALL_RUN if layer_drop is None else layer_drop.draw(progress.updates), share.total)
+                                [ALL_RUN] if layer_drop is None else layer_drop.draws(progress.updates, share.total),
+                                share.total)
         progress.updates += 1
         progress.batches_done += share.total
         watch.add(result, lr)

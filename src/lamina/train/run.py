@@ -90,7 +90,7 @@ class Run:
             self._fill_omegas_()
         else:
             restore_weights_(self.model, start.checkpoint, self.task, start.path)
-        self.layer_drop = LayerDrop(config.model, config.seed)
+        self.layer_drop = LayerDrop(config.model, config.seed, is_by_batch=optimization.layer_drop_draws == "batch")
         for parameter in self.model.parameters():
             ranks.broadcast_(parameter.data)  # Admin's omegas are measured by the first rank alone
         # Each rank has a memory of its own to run out of.

@@ -14,6 +14,7 @@ from lamina.nn.stack import ALL_RUN, Runs
 from lamina.train.captured import Recorded
 from lamina.train.captured_passes import CapturedPasses
 from lamina.train.compiling import compiled
+from lamina.train.layer_drop import run_in_any
 from lamina.train.loss import batch_loss
 from lamina.train.memory import MemoryLimit
 from lamina.train.optim import build_optimizer
@@ -74,18 +75,19 @@ class Updater:
         # Not made in vain: the compiler takes seconds to import.
         self._compiled_move_ = compiled(self._move_) if self._captured is not None and precision.compiles else self._move_
 
-    def update(self, batches: Sequence[AnyBatch], lr: float, seed: int, runs: Runs = ALL_RUN,
+    def update(self, batches: Sequence[AnyBatch], lr: float, seed: int, draws: Sequence[Runs] = (ALL_RUN,),
                total: int | None = None) -> UpdateResult:
         """The gradient is that of the summed loss over the number of tokens, however the batches are cut and dealt out.
 
-        All batches of an update run the same layers; the others have a zero gradient and are stepped like the rest.
-        `batches` are this rank's of `total` on all ranks; the first of all is the first rank's, the next the second's.
+        `draws` are the layers that all batches run, or those of each of the `total`; layers that none runs have a zero
+        gradient and are stepped like the rest. `batches` are this rank's of `total` on all ranks; the first of all is the
+        first rank's, the next the second's.
         """
         assert self.weights.accumulates or not self.weights.is_half or len(batches) <= 1, "gradients of one batch at most"
         if not self.model.training:
             self.model.train()  # not each time: a deep model has a thousand parts to tell
-        own = self._add_up_gradients(batches, seed, runs, total)
-        self.weights.sum_grad_(runs)
+        own = self._add_up_gradients(batches, seed, draws, total)
+        self.weights.sum_grad_(run_in_any(draws))
         num_tokens, num_sentences = self.ranks.sum(sum(batch.num_target_tokens for batch in own),
                                                    sum(batch.num_sentences for batch in own))
         self.ranks.sum_(self.sums)
@@ -133,12 +135,13 @@ class Updater:
         self.optimizer.step_(grad, self.lr, self._unless_known(ok))
         self.weights.publish_()
 
-    def _add_up_gradients(self, batches: Sequence[AnyBatch], seed: int, runs: Runs, total: int | None) -> list[AnyBatch]:
+    def _add_up_gradients(self, batches: Sequence[AnyBatch], seed: int, draws: Sequence[Runs],
+                          total: int | None) -> list[AnyBatch]:
         """Of all batches, in smaller pieces where memory runs out: the pieces that count."""
         self._begin()
         while True:
             try:
-                return self._pass_over([self.memory.cut(batch) for batch in batches], seed, runs, total)
+                return self._pass_over([self.memory.cut(batch) for batch in batches], seed, draws, total)
             except torch.OutOfMemoryError as error:
                 if not (self.weights.can_begin_again and self.memory.can_cut_smaller()):
                     raise
@@ -152,14 +155,16 @@ class Updater:
         self.weights.zero_grad_()
         self.sums.zero_()
 
-    def _pass_over(self, batches: Sequence[Sequence[AnyBatch]], seed: int, runs: Runs, total: int | None) -> list[AnyBatch]:
+    def _pass_over(self, batches: Sequence[Sequence[AnyBatch]], seed: int, draws: Sequence[Runs],
+                   total: int | None) -> list[AnyBatch]:
         own = []
         for number, pieces in enumerate(batches):
             place = self.ranks.rank + number * self.ranks.size
             is_filler = total is not None and place >= total
+            runs = draws[place % len(draws)]
             for piece in pieces:
                 if number == len(batches) - 1 and piece is pieces[-1]:
-                    self.weights.expect_last_(runs)
+                    self.weights.expect_last_(run_in_any(draws))
                 self.memory.trying = piece
                 # Seeded by the number of the update and the batch's place in it: a resumed run draws the same dropout as
                 # one that never stopped, and several ranks the same as one.

@@ -101,7 +101,7 @@ class FlatWeights:
         return dict(zip(self._parameters, self._compute_grad_views, strict=True))
 
     def expect_last_(self, runs: Runs) -> None:
-        """The next backward pass is the last of this update, and runs these layers."""
+        """The next backward pass is the last of this update, whose batches run these layers, not each of them all."""
 
     def sum_grad_(self, runs: Runs) -> None:
         """Add the gradients of other ranks, if there are any."""
