@@ -74,8 +74,19 @@ def test_comparisons_and_statuses():
                 "test": "t", "figures": {"bleu": {"difference": 0.512, "p": 0.0312}}}
     table = render([row(), row(seed=2, status="diverged", figures={}), compared])
     assert "1 done, 1 diverged" in table
-    assert "| v | all | plain | t | bleu | 1 | +0.51 | 0.031 |" in table
+    assert "| variant | layers | against | seeds | t BLEU |\n" in table
+    assert "| v | all | plain | 1 | +0.51 (0.031) |" in table
     assert render([]) == "No results yet.\n"
+
+
+def test_comparisons_of_several_seeds_and_tests_stand_in_one_line():
+    figures = {"bleu": {"difference": 0.5, "p": 0.01}, "chrf": {"difference": -1.0, "p": 0.5}}
+    rows = [{"kind": "comparison", "recipe": "r", "variant": "v", "cut": "half", "seed": seed, "budget": 1.0,
+             "baseline": "plain", "test": test, "figures": figures} for seed, test in ((1, "news"), (1, "talks"), (2, "news"))]
+    table = render([row(cut="half"), *rows])
+    assert "| variant | layers | against | seeds | news BLEU | news chrF | talks BLEU | talks chrF |\n" in table
+    both = "+0.50 (0.010), +0.50 (0.010) | -1.00 (0.500), -1.00 (0.500)"
+    assert f"| v | half | plain | 1,2 | {both} | +0.50 (0.010), - | -1.00 (0.500), - |" in table
 
 
 def test_spread():
@@ -127,3 +138,13 @@ def test_figures(tmp_path, capsys):
         "variant,layers,seeds,BLEU", "v,all,2,41.0000", "w,half,1,40.0000", "w,all,1,40.0000"]
     assert (tmp_path / "figures" / "r-loss.csv").read_text().splitlines()[1] == "v,1,10,7.5000"
     assert (tmp_path / "figures" / "r.svg").stat().st_size < 50_000
+
+
+def test_a_large_grid_has_a_figure_with_a_series_for_its_first_axis(tmp_path, capsys):
+    append_rows(tmp_path / "results.jsonl", [
+        row(variant=f"{model}-lr{rate}e-4-b99", figures={"updates": 9, "best valid loss": 7.0 + rate})
+        for model in ("post_ln", "pre_ln", "admin") for rate in range(1, 6)])
+    assert main(["recipe", "table", str(tmp_path), "--figures", str(tmp_path / "figures")]) == 0
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["r.csv", "r.svg"]
+    drawing = (tmp_path / "figures" / "r.svg").read_text()
+    assert all(drawing.count(f">{label}</text>") == 1 for label in ("post_ln", "admin", "lr1e-4-b99", "lr5e-4-b99"))

@@ -25,11 +25,13 @@ def draw_recipes(rows: Sequence[Row], runs: Path, folder: Path) -> list[Path]:
     measured = [row for row in latest(rows) if row["kind"] == RUN]
     for recipe in dict.fromkeys(row["recipe"] for row in measured):
         own = [row for row in measured if row["recipe"] == recipe]
-        if name := _main_figure(own):
+        num_variants = len({row["variant"] for row in own})
+        name = _main_figure(own) or ("best valid loss" if num_variants > MOST_VARIANTS else "")
+        if name:
             written += _draw_figure(folder / f"{recipe}.svg", own, name)
         curves = [(row["variant"], row["seed"], curve) for row in own
                   if not row["cut"] and (curve := _curve(runs / recipe / run_name(row["variant"], row["seed"], row["budget"])))]
-        if curves and len({variant for variant, _, _ in curves}) <= MOST_VARIANTS:
+        if curves and num_variants <= MOST_VARIANTS:
             written += _draw_curves(folder / f"{recipe}-loss.svg", curves)
     return written
 
@@ -40,19 +42,25 @@ def _main_figure(rows: list[Row]) -> str:
 
 
 def _draw_figure(path: Path, rows: list[Row], name: str) -> list[Path]:
-    """Variants side by side; where there are cuts, these, and a series for each variant."""
+    """Variants side by side; where there are cuts, these, and a series for each variant; so with the first axis of a grid."""
     groups: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         if name in row["figures"]:
             groups.setdefault((row["variant"], row["cut"] or "all"), []).append(row["figures"][name])
     has_cuts = any(cut != "all" for _, cut in groups)
-    places = list(dict.fromkeys(cut if has_cuts else variant for variant, cut in groups))
-    series = list(dict.fromkeys(variant if has_cuts else "" for variant, _ in groups))
+    is_grid = not has_cuts and len(groups) > MOST_VARIANTS
+
+    def position(variant: str, cut: str) -> tuple[str, str]:
+        """Series and place on the axis; a grid's variants are called by their axes: `admin-lr5e-4-b999`."""
+        first, _, rest = variant.partition("-")
+        return (variant, cut) if has_cuts else (first, rest) if is_grid else ("", variant)
+
+    found = {position(*key): own for key, own in groups.items()}
+    series, places = (list(dict.fromkeys(names)) for names in zip(*found, strict=True))
     with small_print():
         figure, (panel,) = new_figure(max(COLUMN_WIDTH, 0.3 * len(places) + 1.0), 2.6)
         for number, variant in enumerate(series):
-            points = [(place, groups[key]) for place in places
-                      if (key := (variant, place) if has_cuts else (place, "all")) in groups]
+            points = [(place, found[variant, place]) for place in places if (variant, place) in found]
             shift = 0.15 * (number - (len(series) - 1) / 2)
             panel.errorbar([places.index(place) + shift for place, _ in points], [statistics.fmean(own) for _, own in points],
                            yerr=[statistics.stdev(own) if len(own) > 1 else 0.0 for _, own in points], label=variant,
@@ -62,7 +70,7 @@ def _draw_figure(path: Path, rows: list[Row], name: str) -> list[Path]:
         panel.set_ylabel(name)
         if name.endswith("ppl"):
             panel.set_yscale("log")
-        if has_cuts:
+        if series != [""]:
             figure.legend(frameon=False, loc="outside upper center", ncols=min(3, len(series)))
     numbers = [(variant, cut, len(own), f"{statistics.fmean(own):.4f}") for (variant, cut), own in groups.items()]
     return save_figure(path, figure, ("variant", "layers", "seeds", name), numbers)

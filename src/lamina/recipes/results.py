@@ -157,18 +157,23 @@ def shared_command(line: str) -> str:
     return shlex.join(kept)
 
 
+METRIC_LABELS = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
+
+
 def _comparison_table(rows: list[Row]) -> str:
-    groups: dict[tuple[str, ...], list[tuple[int, dict[str, float]]]] = {}
+    """A line for each variant and cut, a column for each test and metric."""
+    groups: dict[tuple[str, str, str], dict[int, dict[str, str]]] = {}
     for row in rows:
+        own = groups.setdefault((row["variant"], row["cut"] or "all", row["baseline"]), {}).setdefault(row["seed"], {})
         for metric, found in row["figures"].items():
-            place = (row["variant"], row["cut"] or "all", row["baseline"], row["test"], metric)
-            groups.setdefault(place, []).append((row["seed"], found))
-    lines: list[tuple[str, ...]] = [("variant", "layers", "against", "test", "metric", "seeds", "differences", "p")]
-    for key, own in groups.items():
-        lines.append((*key, ",".join(str(seed) for seed, _ in own),
-                      ", ".join(f"{found['difference']:+.2f}" for _, found in own),
-                      ", ".join(f"{found['p']:.3f}" for _, found in own)))
-    return markdown(lines) + "\nPaired bootstrap (sacreBLEU): p is the chance of such a difference between equal systems.\n"
+            own[f"{row['test']} {METRIC_LABELS.get(metric, metric)}"] = f"{found['difference']:+.2f} ({found['p']:.3f})"
+    names = list(dict.fromkeys(name for seeds in groups.values() for cells in seeds.values() for name in cells))
+    lines: list[tuple[str, ...]] = [("variant", "layers", "against", "seeds", *names)]
+    for key, seeds in groups.items():
+        lines.append((*key, ",".join(map(str, seeds)),
+                      *(", ".join(cells.get(name, "-") for cells in seeds.values()) for name in names)))
+    return markdown(lines) + ("\nDifferences by seed, with p in brackets: the chance of such a difference between equal "
+                              "systems (paired bootstrap, sacreBLEU).\n")
 
 
 def spread(values: Sequence[float], decimals: int = 2) -> str:
