@@ -48,9 +48,14 @@ def updater(parts: dict | None = None, *, dtype: torch.dtype = torch.bfloat16, d
     return made
 
 
-def train(of: Updater, *, runs=lambda number: ALL_RUN, updates: int = 6, per_update: int = 1) -> list[list[float]]:
+def some_of(*seed: int) -> Runs:
+    random = np.random.default_rng(seed)
+    return Runs(tuple(random.random(3) < 0.6), tuple(random.random(3) < 0.6))
+
+
+def train(of: Updater, *, draws=lambda number: [ALL_RUN], updates: int = 6, per_update: int = 1) -> list[list[float]]:
     results = [of.update([batch_of(number * per_update + place) for place in range(per_update)], 1e-3, 100 + number,
-                         runs(number)) for number in range(updates)]
+                         draws(number)) for number in range(updates)]
     torch.cuda.synchronize()
     return [result.numbers.tolist() for result in results]
 
@@ -135,19 +140,29 @@ def test_compiled_updates_are_the_eager_ones(name, capsys):
 @pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize("name", ["plain", "both"])
 def test_layers_recorded_one_by_one_may_be_skipped(name, compiles, capsys):
-    def runs(number: int) -> Runs:
-        random = np.random.default_rng(number)
-        return Runs(tuple(random.random(3) < 0.6), tuple(random.random(3) < 0.6))
+    def draws(number: int) -> list[Runs]:
+        return [some_of(number)]
 
     parts = FUSIONS.get(name, {})
     eager, recorded, exact = (updater(parts, cuda_graphs=False), updater(parts, compiles=compiles),
                               updater(parts, dtype=torch.float32))
-    assert_close(train(recorded, runs=runs), train(eager, runs=runs))
-    train(exact, runs=runs)
+    assert_close(train(recorded, draws=draws), train(eager, draws=draws))
+    train(exact, draws=draws)
     assert_same_way(recorded, eager, exact=exact)
     out = capsys.readouterr().out
     assert "recorded the layers" in out
     assert "is off" not in out
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_batches_of_an_update_may_run_different_layers(compiles, capsys):
+    def draws(number: int) -> list[Runs]:
+        return [some_of(number, place) for place in range(3)]
+
+    eager, recorded = updater(cuda_graphs=False), updater(compiles=compiles)
+    assert_close(train(recorded, draws=draws, per_update=3), train(eager, draws=draws, per_update=3))
+    assert_same_way(recorded, eager)
+    assert "is off" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("compiles", [False, True])
