@@ -94,8 +94,8 @@ Training:
 - **`--encoder-layers-to-keep 3`** keeps three layers, evenly spaced, where fairseq keeps layer 3: write `3,` for that.
   Pruning one side leaves the other whole, and what a pruned model saves loads with and without the list
   ([LayerDrop](layerdrop.md#prune-on-demand)).
-- **LayerDrop** leaves out the same layers in all batches of an update and on all GPUs. fairseq draws anew for each, which
-  learns in fewer updates: `--layerdrop-draws batch` does so too ([LayerDrop](layerdrop.md#several-draws-an-update)).
+- **LayerDrop** leaves out the same layers in all batches of an update (`--update-freq`). fairseq draws anew for each batch, as
+  `--layerdrop-draws batch` does ([LayerDrop](layerdrop.md#several-draws-an-update)).
 - **`--num-workers`** counts threads; 0 prepares batches in the main thread.
 - **Admin** (`--init-type`, of Transformer-Clinic) runs in one command: `admin` profiles, then trains. Its two steps run as they
   are, and `profile.ratio.init` lies in `--save-dir`; no later command needs it. `adaptive*` count padding as the fork does,

@@ -76,8 +76,8 @@ class OptimizationConfig:
     update_freq: tuple[int, ...] = flag((1,), "batches whose gradients make one update; a list gives one number an epoch",
                                         metavar="N[,N..]", paper="Ott et al. 2018")
     layer_drop_draws: str = flag("update", "what LayerDrop draws layers for: an update, so that all its batches leave out the "
-                                 "same ones, or each batch of it (--update-freq, several GPUs), whose mean is steadier and "
-                                 "learns in fewer updates", name="layerdrop-draws", choices=("update", "batch"))
+                                 "same ones, or each batch of it (--update-freq, several GPUs), whose mean is steadier",
+                                 name="layerdrop-draws", choices=("update", "batch"))
     sentence_avg: bool = flag(False, "average the loss over sentences instead of tokens")
 
     def __post_init__(self) -> None:
