@@ -331,6 +331,15 @@ def figures(line):
     return {name: value for name, value in json.loads(line).items() if name != "train_wall"}
 
 
+@pytest.fixture
+def heeds_ctrl_c():
+    """Also where the tests run in the background of a shell, which tells its jobs to ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_a_second_signal_stops_at_once():
     with StopWish() as wish:
         os.kill(os.getpid(), signal.SIGINT)
