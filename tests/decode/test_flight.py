@@ -140,6 +140,15 @@ def test_ensembles(model):
     check_same(together(search, sources(9), 3), alone(search, sources(9)))
 
 
+@pytest.mark.parametrize("options", STRATEGIES.values(), ids=STRATEGIES.keys())
+def test_a_finished_sentence_may_wait_among_shorter_ones(options):
+    """Several leave together: till then its slot stays where it ended, further than any neighbour that still goes on."""
+    model = tiny_model(seed=3, share_all=False)  # seldom ends by itself
+    search = Search([model], SearchConfig(**{**options, "max_length_factor": 1.0, "max_length_offset": 0}))
+    rows = [np.append(np.arange(4, 4 + size), EOS) for size in (16, *[3, 4, 5, 6, 7, 8] * 30)]
+    check_same(together(search, rows, 24), alone(search, rows))
+
+
 def test_prefixes_of_different_lengths(model):
     search, rows = Search([model], config_of({"beam": 3, "nbest": 3})), sources(9)
     prefixes = [np.array([7, 8, 9, EOS])[: number % 5] for number in range(9)]

@@ -159,9 +159,11 @@ def test_batches_of_an_update_may_run_different_layers(compiles, capsys):
     def draws(number: int) -> list[Runs]:
         return [some_of(number, place) for place in range(3)]
 
-    eager, recorded = updater(cuda_graphs=False), updater(compiles=compiles)
-    assert_close(train(recorded, draws=draws, per_update=3), train(eager, draws=draws, per_update=3))
-    assert_same_way(recorded, eager)
+    eager, recorded, exact = updater(cuda_graphs=False), updater(compiles=compiles), updater(dtype=torch.float32)
+    found, expected, _ = (train(of, draws=draws, per_update=3) for of in (recorded, eager, exact))
+    assert_close(found, expected)
+    # Compiled layers round elsewhere.
+    assert_same_way(recorded, eager, exact=exact if compiles else None)
     assert "is off" not in capsys.readouterr().out
 
 

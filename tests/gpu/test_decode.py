@@ -28,6 +28,8 @@ CONFIGURATIONS = {
     "match length": SearchConfig(beam=3, nbest=3, match_source_length=True),
     "diverse": SearchConfig(beam=4, nbest=4, diverse_beam_groups=2, max_length_offset=14),
     "no repeats": SearchConfig(beam=4, nbest=4, no_repeat_ngram=2, max_length_offset=14),
+    # Some are finished far beyond the steps that the last ones take.
+    "no repeats, long": SearchConfig(beam=2, nbest=2, no_repeat_ngram=2, max_length_factor=4.0, max_length_offset=0),
     "sampling": SearchConfig(beam=3, nbest=3, sampling=True, sampling_topp=0.8, max_length_offset=14),
     "topk": SearchConfig(beam=3, nbest=3, sampling=True, sampling_topk=4, max_length_offset=14),
 }

@@ -115,15 +115,16 @@ def forbid_repetition_(log_probs: Tensor, tokens: Tensor, steps: Tensor, size: i
                        constraints: Constraints | None = None) -> None:
     """-inf for every token that would complete `size` tokens that the hypothesis already holds in a row.
 
-    tokens: (B, K, T), of which the first `steps` (B,) of each sentence count. Constraints come first: what goes on with a
-    phrase may repeat.
+    tokens: (B, K, T), of which the first `steps` (B,) of each sentence count. A sentence that is done may have taken more
+    steps than T: any answer will do for it. Constraints come first: what goes on with a phrase may repeat.
     """
     if tokens.size(2) < size:
         return
     wanted = None if constraints is None else constraints.followers(log_probs)
     wanted_scores = None if wanted is None else log_probs.view(-1)[wanted]
     windows = tokens.unfold(2, size, 1)  # (B, K, T - size + 1, size)
-    places = (steps[:, None] - torch.arange(size - 1, 0, -1, device=steps.device)).clamp(min=0)  # (B, size - 1)
+    places = steps[:, None] - torch.arange(size - 1, 0, -1, device=steps.device)  # (B, size - 1)
+    places.clamp_(min=0, max=tokens.size(2) - 1)
     recent = tokens.gather(2, places[:, None].expand(-1, tokens.size(1), -1))  # (B, K, size - 1)
     is_whole = torch.arange(size, tokens.size(2) + 1, device=steps.device) <= steps[:, None]  # (B, T - size + 1)
     is_repeated = windows[..., :-1].eq(recent[:, :, None]).all(dim=3) & is_whole[:, None]
