@@ -15,6 +15,8 @@ from lamina.recipes.results import RUN, Row, latest
 
 # A grid of 45 variants has no figure of curves that anybody could read.
 MOST_VARIANTS = 14
+# Of a legend, about.
+CHARACTERS_PER_INCH, CHARACTERS_OF_A_MARKER = 16, 6
 # Known of every training run, and drawn as curves instead.
 OF_TRAINING = ("updates", "train loss", "tokens/s", "GiB", "valid loss", "best valid loss")
 
@@ -58,7 +60,8 @@ def _draw_figure(path: Path, rows: list[Row], name: str) -> list[Path]:
     found = {position(*key): own for key, own in groups.items()}
     series, places = (list(dict.fromkeys(names)) for names in zip(*found, strict=True))
     with small_print():
-        figure, (panel,) = new_figure(max(COLUMN_WIDTH, 0.3 * len(places) + 1.0), 2.6)
+        width = max(COLUMN_WIDTH, 0.3 * len(places) + 1.0)
+        figure, (panel,) = new_figure(width, 2.6)
         for number, variant in enumerate(series):
             points = [(place, found[variant, place]) for place in places if (variant, place) in found]
             shift = 0.15 * (number - (len(series) - 1) / 2)
@@ -71,7 +74,8 @@ def _draw_figure(path: Path, rows: list[Row], name: str) -> list[Path]:
         if name.endswith("ppl"):
             panel.set_yscale("log")
         if series != [""]:
-            figure.legend(frameon=False, loc="outside upper center", ncols=min(3, len(series)))
+            num_columns = int(CHARACTERS_PER_INCH * width / (max(map(len, series)) + CHARACTERS_OF_A_MARKER))
+            figure.legend(frameon=False, loc="outside upper center", ncols=max(1, min(3, num_columns, len(series))))
     numbers = [(variant, cut, len(own), f"{statistics.fmean(own):.4f}") for (variant, cut), own in groups.items()]
     return save_figure(path, figure, ("variant", "layers", "seeds", name), numbers)
 
