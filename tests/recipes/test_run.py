@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lamina.cli import main
-from lamina.recipes import worker
+from lamina.recipes import runner, worker
 from lamina.recipes.recipe import find_recipe
 from lamina.recipes.results import read_rows
 from small_recipe import CORPUS, LM_CORPUS, LM_RECIPE, RECIPE, TRAIN, write_downloads, write_recipe
@@ -154,6 +154,27 @@ def test_a_baseline_of_an_earlier_command_counts(tmp_path, in_process):
     assert main(words(tmp_path, path, "--seeds", "1", "--variants", "fused")) == 0
     kinds = [row["kind"] for row in read_rows(tmp_path / "out" / "results.jsonl")]
     assert kinds == ["run", "run", "run", "comparison", "comparison"]
+
+
+def test_comparisons_that_time_did_not_suffice_for_are_made_later(tmp_path, in_process, monkeypatch, capsys):
+    path, out = write_recipe(tmp_path), tmp_path / "out"
+    original, made = runner.execute_to_file, []
+
+    def stop_after_the_first(stage):
+        original(stage)
+        made.append(stage)
+        monkeypatch.setattr("lamina.recipes.runner.Stopping.is_due", True)
+
+    with monkeypatch.context() as changes:
+        changes.setattr("lamina.recipes.runner.execute_to_file", stop_after_the_first)
+        assert main(words(tmp_path, path, "--seeds", "1")) == 0
+    assert len(made) == 1
+    assert "1 of 1 recipes are not finished" in capsys.readouterr().err
+    assert [row["cut"] for row in read_rows(out / "results.jsonl") if row["kind"] == "comparison"] == [""]
+    monkeypatch.setattr("lamina.recipes.runner.Stopping.is_due", False)
+    assert main(words(tmp_path, path, "--seeds", "1,2", "--workers", "2")) == 0
+    assert [(row["seed"], row["cut"]) for row in read_rows(out / "results.jsonl") if row["kind"] == "comparison"] == [
+        (1, ""), (1, "half"), (2, ""), (2, "half")]
 
 
 def test_data_of_another_description_is_refused(tmp_path, in_process, capsys):

@@ -19,6 +19,7 @@ from typing import Any
 
 from lamina import console, provenance
 from lamina.cli import execute
+from lamina.data.workers import Workers, available_cores
 from lamina.errors import ConfigError, DataError, LaminaError, StopSignal
 from lamina.files import read_json, whole_file
 from lamina.recipes.figures import comparison_figures, decoding_speed, score_figures, training_figures
@@ -80,10 +81,10 @@ class Runner:
             futures: list[Future[None]] = [pool.submit(self._run_one, plan) for plan in open_plans]
             for future in as_completed(futures):
                 future.result()
-        self._compare()
+        is_compared = self._compare()
         with whole_file(self.places.out / TABLE_NAME) as part:
             part.write_text("# Results\n\n" + render(read_rows(self.results)), encoding="utf-8")
-        return all(self._take_settled(plan) for plan in self.plans)
+        return is_compared and all(self._take_settled(plan) for plan in self.plans)
 
     # -- the corpus
 
@@ -183,24 +184,47 @@ class Runner:
                          train_flags=wishes.train_flags)
                 for seed in dict.fromkeys(plan.seed for plan in self.plans)] if recipe.baseline else []
 
-    def _compare(self) -> None:
-        """Every variant with the baseline of its seed, sentence by sentence."""
+    def _compare(self) -> bool:
+        """Every variant with the baseline of its seed, sentence by sentence; whether time sufficed."""
         if not self.places.text(self.recipe.data).is_dir():
-            return  # all runs were there, and what they are compared with is elsewhere
+            return True  # all runs were there, and what they are compared with is elsewhere
         known = {(row["variant"], row["cut"], row["seed"], row["test"], row["digest"])
                  for row in read_rows(self.results) if row["kind"] == COMPARISON and row["recipe"] == self.recipe.name}
+        rows, stages = [], []
         for found in plan_comparisons(self.recipe, self.plans, self.places, self._baselines()):
             own, other = found.own, found.other
             digest = f"{found.plan.digest}-{found.base.digest}"
             is_known = (found.plan.variant, own.cut, found.plan.seed, own.test, digest) in known
             if is_known or not all(Path(path).exists() for path in (own.hypotheses, other.hypotheses, own.scores)):
                 continue
-            with whole_file(Path(found.stage.output)) as part, part.open("w", encoding="utf-8") as file, redirect_stdout(file):
-                execute(list(found.stage.words))
-            append_rows(self.results, [{
+            stages.append(found.stage)
+            rows.append({
                 "kind": COMPARISON, "recipe": self.recipe.name, "variant": found.plan.variant, "cut": own.cut,
                 "seed": found.plan.seed, "budget": found.plan.budget, "baseline": found.base.variant, "test": own.test,
-                "figures": comparison_figures(_text(Path(found.stage.output))), "digest": digest}])
+                "digest": digest})
+        done = self._executed(stages)
+        append_rows(self.results, [{**row, "figures": comparison_figures(_text(Path(stage.output)))}
+                                   for number, (row, stage) in enumerate(zip(rows, stages, strict=True)) if number in done])
+        return len(done) == len(stages)
+
+    def _executed(self, stages: Sequence[Stage]) -> set[int]:
+        """The numbers of those that there was time for. Resampling takes seconds a test set: one process a core."""
+        done: set[int] = set()
+        if not stages or self.stopping.is_due:
+            return done
+        console.notice(f"{self.recipe.name}: {len(stages)} comparisons with {self.recipe.baseline}")
+        with Workers(min(len(stages), self.wishes.workers or available_cores())) as workers:
+            for number, _ in workers.results(execute_to_file, stages):
+                done.add(number)
+                if self.stopping.is_due:
+                    break
+        return done
+
+
+def execute_to_file(stage: Stage) -> None:
+    """One command, right here; what it prints appears whole or not at all."""
+    with whole_file(Path(stage.output)) as part, part.open("w", encoding="utf-8") as file, redirect_stdout(file):
+        execute(list(stage.words))
 
 
 def plan_all(recipe: Recipe, places: Places, wishes: Wishes) -> tuple[tuple[Stage, ...], list[RunPlan]]:
