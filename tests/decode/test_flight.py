@@ -97,6 +97,18 @@ def test_as_on_a_gpu(model, options, num_slots, monkeypatch):
     check_same(together(search, rows, num_slots), expected)
 
 
+@pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - {"match length", "no token twice"}))  # these are short
+def test_long_sentences_as_on_a_gpu(name, monkeypatch):
+    """Nobody leaves there when none is waiting: the finished may be further than the power of two that others have reached."""
+    config = SearchConfig(**{**STRATEGIES[name], "max_length_factor": 4.0, "max_length_offset": 0})
+    search = Search([tiny_model(seed=3, share_all=False)], config)
+    rows = sources(20, seed=1)
+    expected = alone(search, rows)
+    assert max(len(hypothesis.ids) for found in expected.values() for hypothesis in found) > flight.SHORTEST_LENGTH
+    pretend_(monkeypatch)
+    check_same(together(search, rows, 8), expected)
+
+
 def pretend_(monkeypatch):
     monkeypatch.setattr(flight, "works_by_itself", lambda device: True)
     monkeypatch.setattr(Graphs, "_recorded", lambda self, function: Replayed(function))
