@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -194,16 +195,17 @@ def measure(data: str, case: Case, seconds: float, extra: Sequence[str] = ()) ->
 
 
 def measure_all(options: argparse.Namespace) -> list[Rounds]:
-    """Every case that works; what goes wrong with another is told."""
+    """Every case that works; what goes wrong with another is told. Whoever stops it gets what there is."""
     rounds: dict[Case, Rounds] = {}
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as temporary, _own_caches(Path(temporary), is_cold=options.cold):
         folders = {0: options.data} if options.data else {
             size: str(write_folder(Path(temporary) / str(size), options.pairs, size)) for size in options.vocabulary}
         cases = [Case(*values) for values in product(options.arch, options.layers, options.max_tokens, folders,
                                                      options.precision, options.technique)]
         extra = [*options.extra, "--save-dir", str(Path(temporary) / "checkpoints")]
-        for _ in range(options.rounds):
-            for case in cases:
+        try:
+            for _, case in product(range(options.rounds), cases):
                 try:
                     log = measure(folders[case.vocabulary], case, options.seconds, extra)
                 except RunError as error:
@@ -212,6 +214,10 @@ def measure_all(options: argparse.Namespace) -> list[Rounds]:
                 rounds.setdefault(case, Rounds(case)).logs.append(log)
                 print(f"{case}: {log.tokens / log.seconds:,.0f} target tokens/s, {log.peak_gib:.2f} GiB, warm-up "
                       f"{log.warm_up:.1f} s", file=sys.stderr)
+        except KeyboardInterrupt:
+            print("stopped: what was measured so far is shown", file=sys.stderr)
+        finally:
+            signal.signal(signal.SIGTERM, before)
     if not rounds:
         sys.exit("no run worked")
     return list(rounds.values())

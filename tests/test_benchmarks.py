@@ -1,7 +1,9 @@
 """benchmarks/: what a run's log is taken for, and that the scripts run."""
 
 import json
+import os
 import runpy
+import signal
 import sys
 from pathlib import Path
 
@@ -73,6 +75,20 @@ def test_train_measures_the_command(runs, monkeypatch, tmp_path, capsys):
     assert min(plain["target tokens/s"], plain["peak GiB"], plain["warm-up s"]) > 0
     assert "layerdrop-0.5 |" in capsys.readouterr().out
     assert "--technique plain,layerdrop-0.5" in found["command"]
+
+
+def test_what_was_measured_before_a_signal_is_kept(runs, monkeypatch, tmp_path, capsys):
+    found = [runs.Log(updates=10, tokens=1000.0, seconds=1.0, warm_up=1.0)]
+
+    def measure(*_):
+        if not found:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return found.pop()
+
+    monkeypatch.setattr(runs, "measure", measure)
+    rows = run_script(monkeypatch, tmp_path, "scaling", "--max-tokens", "64,128")["rows"]
+    assert [row["max-tokens"] for row in rows] == [64]
+    assert "stopped" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "flags", "column", "values"), [
