@@ -15,7 +15,7 @@ import pytest
 from lamina.cli import main
 from lamina.recipes import runner, worker
 from lamina.recipes.recipe import find_recipe
-from lamina.recipes.results import read_rows
+from lamina.recipes.results import latest, read_rows
 from small_recipe import CORPUS, LM_CORPUS, LM_RECIPE, RECIPE, TRAIN, write_downloads, write_recipe
 
 SMALL_ENOUGH = 5 * 2**20  # bytes that a run's records may have
@@ -237,6 +237,22 @@ def test_stop_after_and_go_on(tmp_path, monkeypatch):
     assert main(words(tmp_path, path, "--stop-after", "0.07")) == 0
     assert time.monotonic() - started < 60
     assert not read_rows(tmp_path / "out" / "results.jsonl")
+
+
+def test_what_is_measured_of_a_stopped_run_counts(tmp_path, in_process, monkeypatch):
+    path, out = write_recipe(tmp_path), tmp_path / "out"
+    original = worker._outcome
+    with monkeypatch.context() as changes:
+        changes.setattr("lamina.recipes.worker._outcome", lambda stage: original(stage) if "half" not in stage.name else {
+            "status": "stopped", "message": "SIGTERM"})
+        main(words(tmp_path, path, "--seeds", "1"))
+    stopped = [row for row in read_rows(out / "results.jsonl") if row["kind"] == "run" and row["variant"] == "fused"]
+    assert [(row["cut"], row["status"]) for row in stopped] == [("", "stopped")]
+    assert "news BLEU" in stopped[0]["figures"]
+    assert main(words(tmp_path, path, "--seeds", "1")) == 0
+    rows = [row for row in latest(read_rows(out / "results.jsonl")) if row["kind"] == "run" and row["variant"] == "fused"]
+    assert [(row["cut"], row["status"]) for row in rows] == [("", "done"), ("half", "done")]
+    assert rows[0]["figures"] == stopped[0]["figures"]
 
 
 def test_a_signal_reaches_the_runs(tmp_path):

@@ -31,6 +31,8 @@ from lamina.recipes.worker import OUTCOME_NAME, PLAN_NAME, STAGES_NAME, is_done,
 from lamina.train.signals import StopWish
 
 ROWS_NAME = "rows.json"
+STOPPED = "stopped"
+MEASURED = ("done", "stalled", STOPPED)  # of which scores count
 # How long a run may take to save its state when it is told to stop.
 SECONDS_TO_SAVE = 120.0
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -126,13 +128,13 @@ class Runner:
         if self.stopping.is_due:
             return
         outcome = self._work(plan.folder, plan.title, plan.stages, plan.digest)
-        if outcome["status"] == "stopped":
-            console.notice(f"{plan.title}: stopped; the same command goes on from there")
-            return
         rows = rows_of(plan, outcome, self.recipe, self.wishes)
         write_json(plan.folder / ROWS_NAME, {"rows": rows})
         with self._lock:
             append_rows(self.results, rows)
+        if outcome["status"] == STOPPED:
+            console.notice(f"{plan.title}: stopped; the same command goes on from there")
+            return
         status = rows[0]["status"]
         if status in SETTLED:
             self._tidy(plan)
@@ -171,7 +173,7 @@ class Runner:
         if outcome := _read(outcome_path):
             return outcome
         if self.stopping.is_due:
-            return {"status": "stopped", "message": ""}
+            return {"status": STOPPED, "message": ""}
         return {"status": "failed",
                 "message": f"the process ended with status {process.returncode} and no word; its logs are in {folder}"}
 
@@ -240,7 +242,7 @@ def plan_all(recipe: Recipe, places: Places, wishes: Wishes) -> tuple[tuple[Stag
 
 
 def rows_of(plan: RunPlan, outcome: dict[str, Any], recipe: Recipe, wishes: Wishes) -> list[dict[str, Any]]:
-    """A row for the whole model and for each of its cuts."""
+    """A row for the whole model and for each of its cuts; of a run that was stopped, for those that are measured."""
     records = read_records(plan.folder)
     training = training_figures(log_path(plan.folder, "train"))
     status = outcome["status"]
@@ -255,11 +257,13 @@ def rows_of(plan: RunPlan, outcome: dict[str, Any], recipe: Recipe, wishes: Wish
         evaluations = [one for one in plan.evaluations if one.cut == cut]
         figures: dict[str, float] = {}
         for one in evaluations:
-            found = score_figures(_text(Path(one.scores))) if status in ("done", "stalled") else {}
+            found = score_figures(_text(Path(one.scores))) if status in MEASURED else {}
             figures |= {f"{one.test} {name}": value for name, value in found.items()}
             speed = decoding_speed(_text(log_path(plan.folder, one.stage))) if found else None
             if speed is not None:
                 figures[f"{one.test} sentences/s"] = speed
+        if status == STOPPED and not figures:
+            continue
         seconds = {name: record["seconds"] for name, record in records.items()
                    if name in ("train", "average") or name in {one.stage for one in evaluations}}
         row = {"kind": RUN, "recipe": plan.recipe, "variant": plan.variant, "cut": cut, "seed": plan.seed, **common,
@@ -267,7 +271,7 @@ def rows_of(plan: RunPlan, outcome: dict[str, Any], recipe: Recipe, wishes: Wish
         if outcome["message"]:
             row["message"] = outcome["message"]
         rows.append(row)
-        if status not in ("done", "stalled"):
+        if status not in MEASURED:
             break
     return rows
 
