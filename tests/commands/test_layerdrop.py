@@ -63,7 +63,9 @@ def test_batches_of_an_update_may_draw_their_own_layers(trained, tmp_path, capsy
     assert train(data, tmp_path / "whole", *by_batch, "--max-update", "4") == 0
     assert train(data, tmp_path / "parts", *by_batch, "--max-update", "2") == 0
     assert train(data, tmp_path / "parts", *by_batch, "--max-update", "4") == 0
+    assert "LayerDrop draws once" not in capsys.readouterr().out
     assert train(data, tmp_path / "same", *flags, "--max-update", "4") == 0
+    assert "LayerDrop draws once for the 2 batches of an update; --layerdrop-draws batch" in capsys.readouterr().out
     one, other, same = (load_checkpoint(tmp_path / name / "checkpoint_last.pt").weights for name in ("whole", "parts", "same"))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert not all(torch.equal(one[name], same[name]) for name in one)

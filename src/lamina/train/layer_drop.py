@@ -26,6 +26,10 @@ class LayerDrop:
         self.rates = tuple(drop_rates(stack, config.layer_drop_schedule) for stack in (config.encoder, config.decoder))
         self.seed = seed
 
+    @property
+    def is_on(self) -> bool:
+        return any(map(any, self.rates))
+
     def draws(self, update: int, num_batches: int) -> list[Runs]:
         """One for all batches of the update, or one for each, on whatever rank."""
         return [self.draw(update, place) for place in range(num_batches)] if self.is_by_batch else [self.draw(update)]
