@@ -1,8 +1,12 @@
 """A few faults of each kind; `make chaos` injects hundreds (tests/chaos.py)."""
 
+import multiprocessing
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
 
 import pytest
+import torch
 
 from chaos import Chaos, Row, table
 
@@ -10,29 +14,42 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fo
 
 
 @pytest.fixture(scope="module")
-def chaos(tmp_path_factory):
-    return Chaos(tmp_path_factory.mktemp("chaos"), seed=1, max_update=12)
+def inject(tmp_path_factory):
+    """Faults come from a process of their own: runs are forked there, which the threads of other tests could not survive."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as apart:
+        folder = tmp_path_factory.mktemp("chaos")
+        yield lambda fault, *numbers: apart.submit(partial(row_of, folder), fault, *numbers).result()
+
+
+def row_of(folder, fault, *numbers):
+    return getattr(chaos_in(folder), fault)(*numbers)
+
+
+@cache
+def chaos_in(folder):
+    torch.set_num_threads(1)
+    return Chaos(folder, seed=1, max_update=12)
 
 
 def survived(row):
     return row.injected > 0 and row.survived == row.injected
 
 
-def test_killed_runs_end_as_if_nothing_had_happened(chaos):
-    assert survived(chaos.kill(8))
+def test_killed_runs_end_as_if_nothing_had_happened(inject):
+    assert survived(inject("kill", 8))
 
 
-def test_so_do_runs_that_are_asked_to_stop(chaos):
-    assert survived(chaos.terminate(2))
+def test_so_do_runs_that_are_asked_to_stop(inject):
+    assert survived(inject("terminate", 2))
 
 
-def test_so_do_runs_on_a_disk_that_is_full_for_a_while(chaos):
-    assert survived(chaos.fill_disk(1))
-    assert survived(chaos.stay_full())
+def test_so_do_runs_on_a_disk_that_is_full_for_a_while(inject):
+    assert survived(inject("fill_disk", 1))
+    assert survived(inject("stay_full"))
 
 
-def test_damage_is_noticed_and_the_checkpoint_before_taken(chaos):
-    assert survived(chaos.corrupt(10, 2))
+def test_damage_is_noticed_and_the_checkpoint_before_taken(inject):
+    assert survived(inject("corrupt", 10, 2))
 
 
 def test_the_table():
