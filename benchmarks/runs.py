@@ -197,13 +197,13 @@ def measure(data: str, case: Case, seconds: float, extra: Sequence[str] = ()) ->
 def measure_all(options: argparse.Namespace) -> list[Rounds]:
     """Every case that works; what goes wrong with another is told. Whoever stops it gets what there is."""
     rounds: dict[Case, Rounds] = {}
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as temporary, _own_caches(Path(temporary), is_cold=options.cold):
         folders = {0: options.data} if options.data else {
             size: str(write_folder(Path(temporary) / str(size), options.pairs, size)) for size in options.vocabulary}
         cases = [Case(*values) for values in product(options.arch, options.layers, options.max_tokens, folders,
                                                      options.precision, options.technique)]
         extra = [*options.extra, "--save-dir", str(Path(temporary) / "checkpoints")]
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             for _, case in product(range(options.rounds), cases):
                 try:

@@ -61,8 +61,8 @@ def introduce(run: Run) -> None:
     note(effective_batch(run))
     num_batches = run.update_freq(run.progress.epoch) * run.ranks.size
     if run.layer_drop.is_on and not run.layer_drop.is_by_batch and num_batches > 1 and not config.ranks.is_sharded:
-        note(f"LayerDrop draws once for the {num_batches} batches of an update; --layerdrop-draws batch draws for each, as "
-             "fairseq does, and mostly learns faster (docs/layerdrop.md)")
+        note(f"LayerDrop draws once for the {num_batches} batches of an update; --layerdrop-draws batch draws for each, and "
+             "mostly learns faster (docs/layerdrop.md)")
 
 
 def effective_batch(run: Run) -> str:

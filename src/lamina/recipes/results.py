@@ -17,6 +17,8 @@ FILE_NAME, TABLE_NAME = "results.jsonl", "results.md"
 RUN, COMPARISON = "run", "comparison"
 # A result that counts as one, and is not tried again.
 SETTLED = ("done", "diverged", "stalled")
+# Of which scores count.
+MEASURED = ("done", "stalled", "stopped")
 Row = dict[str, Any]
 
 
@@ -130,7 +132,8 @@ def _statuses(rows: list[Row]) -> str:
 
 
 def _origins(rows: list[Row]) -> str:
-    hardware = ", ".join(dict.fromkeys(row.get("hardware") or "unknown hardware" for row in rows))
+    # A run that crashed says nothing of it.
+    hardware = ", ".join(dict.fromkeys(row["hardware"] for row in rows if row.get("hardware"))) or "unknown hardware"
     commits = ", ".join(dict.fromkeys((row.get("commit") or "unknown")[:12] for row in rows))
     commands = "\n".join(dict.fromkeys(shared_command(row["command"]) for row in rows))
     alone = "" if all(row.get("jobs", 1) == 1 for row in rows) else " Runs that shared the machine have no times."

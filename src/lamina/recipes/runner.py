@@ -26,13 +26,22 @@ from lamina.recipes.figures import comparison_figures, decoding_speed, score_fig
 from lamina.recipes.plan import Places, RunPlan, Stage, check_stages, plan_comparisons, plan_data, plan_run
 from lamina.recipes.prepare import REPORT_NAME
 from lamina.recipes.recipe import Recipe
-from lamina.recipes.results import COMPARISON, FILE_NAME, RUN, SETTLED, TABLE_NAME, append_rows, latest, read_rows, render
+from lamina.recipes.results import (
+    COMPARISON,
+    FILE_NAME,
+    MEASURED,
+    RUN,
+    SETTLED,
+    TABLE_NAME,
+    append_rows,
+    latest,
+    read_rows,
+    render,
+)
 from lamina.recipes.worker import OUTCOME_NAME, PLAN_NAME, STAGES_NAME, is_done, log_path, read_records, write_json
 from lamina.train.signals import StopWish
 
 ROWS_NAME = "rows.json"
-STOPPED = "stopped"
-MEASURED = ("done", "stalled", STOPPED)  # of which scores count
 # How long a run may take to save its state when it is told to stop.
 SECONDS_TO_SAVE = 120.0
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -132,7 +141,7 @@ class Runner:
         write_json(plan.folder / ROWS_NAME, {"rows": rows})
         with self._lock:
             append_rows(self.results, rows)
-        if outcome["status"] == STOPPED:
+        if outcome["status"] == "stopped":
             console.notice(f"{plan.title}: stopped; the same command goes on from there")
             return
         status = rows[0]["status"]
@@ -173,7 +182,7 @@ class Runner:
         if outcome := _read(outcome_path):
             return outcome
         if self.stopping.is_due:
-            return {"status": STOPPED, "message": ""}
+            return {"status": "stopped", "message": ""}
         return {"status": "failed",
                 "message": f"the process ended with status {process.returncode} and no word; its logs are in {folder}"}
 
@@ -262,7 +271,7 @@ def rows_of(plan: RunPlan, outcome: dict[str, Any], recipe: Recipe, wishes: Wish
             speed = decoding_speed(_text(log_path(plan.folder, one.stage))) if found else None
             if speed is not None:
                 figures[f"{one.test} sentences/s"] = speed
-        if status == STOPPED and not figures:
+        if status == "stopped" and not figures:
             continue
         seconds = {name: record["seconds"] for name, record in records.items()
                    if name in ("train", "average") or name in {one.stage for one in evaluations}}
