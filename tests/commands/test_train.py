@@ -339,6 +339,15 @@ def heeds_ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
+def test_a_signal_in_the_middle_of_a_line_is_heard():
+    def busy(_):
+        raise RuntimeError("reentrant call inside <_io.BufferedWriter>")
+
+    with StopWish(busy) as wish:
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert wish.signal == signal.SIGTERM
+
+
 @pytest.mark.usefixtures("heeds_ctrl_c")
 def test_a_second_signal_stops_at_once():
     with StopWish() as wish:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -30,7 +31,9 @@ class StopWish:
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self.signal = signal.Signals(number)
         self._give_back()
-        self.note(f"{self.signal.name}: finishing this update and saving; once more stops at once")
+        # Python refuses to begin a line in the middle of another: to stop well matters more than to say so.
+        with suppress(RuntimeError):
+            self.note(f"{self.signal.name}: finishing this update and saving; once more stops at once")
 
     def _give_back(self) -> None:
         while self._former:
