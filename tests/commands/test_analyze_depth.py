@@ -61,6 +61,14 @@ def test_a_checkpoint_on_its_data(trained, tmp_path, capsys):
     assert rows(tmp_path, "output_change")[-1]["sub_layers"] == "2"
 
 
+def test_a_fresh_rezero_stack_does_not_move(tmp_path):
+    assert main(["analyze", "depth", *SMALL, *QUICK, "--init-type", "rezero", "--out", str(tmp_path)]) == 0
+    check_page(tmp_path, "--init-type rezero")
+    assert {row["squared_change"] for row in rows(tmp_path, "output_change") if row["kind"] == "rezero"} == {"0"}
+    assert [row["fact"] for row in rows(tmp_path, "summary") if "times as much" in row["fact"]] == [
+        f"{kind}: times as much at 8 sub-layers as at 4" for kind in ("Post-LN", "Pre-LN", "Admin")]
+
+
 @pytest.mark.parametrize(("task", "stack"), [("language_modeling", "decoder"), ("masked_lm", "encoder")])
 def test_models_of_one_stack(task, stack, tmp_path):
     model = [f"--{stack}-{flag}" for flag in ("layers", "embed-dim", "ffn-embed-dim", "attention-heads")]

@@ -82,7 +82,7 @@ def change_section(sub_layers: Sequence[int], changes: Mapping[str, Sequence[flo
         figure, "squared change of the output over the number of sub-layers, a line for each kind of residual",
         ("kind", "sub_layers", "squared_change"), rows,
         {f"{name}: times as much at {last} sub-layers as at {first}": values[-1] / values[0]
-         for name, values in changes.items()})
+         for name, values in changes.items() if values[0] > 0})  # ReZero begins as the identity, which nothing moves
 
 
 def gradient_section(norms: Mapping[str, Mapping[str, Sequence[float]]]) -> Section:
