@@ -125,13 +125,17 @@ def test_a_command_as_others_would_type_it():
     assert shared_command(line) == "lamina recipe run r --data downloads --tier 1"
 
 
+def write_logs(folder, runs):
+    for run in runs:
+        log = folder / "runs" / "r" / run / "logs" / "train.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(LOG)
+
+
 def test_figures(tmp_path, capsys):
     rows = [row(seed=1), row(seed=2, figures={"BLEU": 42.0, "updates": 9}), row(variant="w", cut="half"), row(variant="w")]
     append_rows(tmp_path / "results.jsonl", rows)
-    for number in (1, 2):
-        log = tmp_path / "runs" / "r" / f"v.seed{number}" / "logs" / "train.log"
-        log.parent.mkdir(parents=True)
-        log.write_text(LOG)
+    write_logs(tmp_path, ["v.seed1", "v.seed2"])
     assert main(["recipe", "table", str(tmp_path), "--figures", str(tmp_path / "figures")]) == 0
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["r-loss.csv", "r-loss.svg", "r.csv", "r.svg"]
     assert (tmp_path / "figures" / "r.csv").read_text().splitlines() == [
@@ -148,3 +152,23 @@ def test_a_large_grid_has_a_figure_with_a_series_for_its_first_axis(tmp_path, ca
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["r.csv", "r.svg"]
     drawing = (tmp_path / "figures" / "r.svg").read_text()
     assert all(drawing.count(f">{label}</text>") == 1 for label in ("post_ln", "admin", "lr1e-4-b99", "lr5e-4-b99"))
+
+
+def draw_grid(folder, depths, kinds):
+    variants = [f"{depth}L-{kind}" for depth in depths for kind in kinds]
+    append_rows(folder / "results.jsonl", [row(variant=variant) for variant in variants])
+    write_logs(folder, [f"{variant}.seed1" for variant in variants])
+    assert main(["recipe", "table", str(folder), "--figures", str(folder / "figures")]) == 0
+    return folder / "figures" / "r-loss.svg"
+
+
+def test_curves_of_a_large_grid_have_a_panel_for_each_value_of_its_first_axis(tmp_path, capsys):
+    path = draw_grid(tmp_path, (6, 12, 18), ("post_ln", "pre_ln", "admin", "rezero", "deepnet"))
+    drawing = path.read_text()
+    assert all(drawing.count(f">{label}</text>") == 1 for label in ("6L", "12L", "18L", "post_ln", "deepnet"))
+    assert path.with_suffix(".csv").read_text().splitlines()[1] == "6L-post_ln,1,10,7.5000"
+
+
+@pytest.mark.parametrize(("num_depths", "num_kinds"), [(5, 3), (1, 15)])
+def test_curves_that_nobody_could_read_are_not_drawn(num_depths, num_kinds, tmp_path, capsys):
+    assert not draw_grid(tmp_path, range(num_depths), [f"kind{number}" for number in range(num_kinds)]).exists()

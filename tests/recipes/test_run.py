@@ -141,6 +141,14 @@ def test_a_run_that_learns_nothing_has_stalled(tmp_path, in_process):
     assert "news BLEU" in row["figures"]
 
 
+def test_a_run_that_loses_what_it_has_learned_has_stalled(tmp_path, in_process, monkeypatch):
+    monkeypatch.setattr(runner, "training_figures", lambda log: {"best valid loss": 8.0, "valid loss": 12.0})
+    recipe = {**RECIPE, "stalled-above": 9.0, "variants": {"only": {}}, "baseline": "", "tiers": {}, "seeds": [1]}
+    assert main(words(tmp_path, write_recipe(tmp_path, recipe=recipe))) == 0
+    (row,) = read_rows(tmp_path / "out" / "results.jsonl")
+    assert row["status"] == "stalled"
+
+
 def test_other_settings_in_the_same_folder_are_refused(tmp_path, in_process, capsys):
     path = write_recipe(tmp_path, recipe={**RECIPE, "variants": {"plain": {}}, "seeds": [1], "tiers": {}})
     assert main(words(tmp_path, path)) == 0

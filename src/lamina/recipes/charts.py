@@ -13,10 +13,12 @@ from lamina.recipes.figures import training_rows
 from lamina.recipes.plan import run_name
 from lamina.recipes.results import RUN, Row, latest
 
-# A grid of 45 variants has no figure of curves that anybody could read.
-MOST_VARIANTS = 14
+# More curves than that in a panel, or panels in a row, nobody could read.
+MOST_VARIANTS, MOST_PANELS = 14, 4
 # Of a legend, about.
 CHARACTERS_PER_INCH, CHARACTERS_OF_A_MARKER = 16, 6
+# Variant, seed, and losses by update.
+Curve = tuple[str, int, list[tuple[int, float]]]
 # Known of every training run, and drawn as curves instead.
 OF_TRAINING = ("updates", "train loss", "tokens/s", "GiB", "valid loss", "best valid loss")
 
@@ -33,9 +35,22 @@ def draw_recipes(rows: Sequence[Row], runs: Path, folder: Path) -> list[Path]:
             written += _draw_figure(folder / f"{recipe}.svg", own, name)
         curves = [(row["variant"], row["seed"], curve) for row in own
                   if not row["cut"] and (curve := _curve(runs / recipe / run_name(row["variant"], row["seed"], row["budget"])))]
-        if curves and num_variants <= MOST_VARIANTS:
-            written += _draw_curves(folder / f"{recipe}-loss.svg", curves)
+        panels = _panels(curves)
+        if panels:
+            written += _draw_curves(folder / f"{recipe}-loss.svg", panels)
     return written
+
+
+def _panels(curves: list[Curve]) -> dict[str, list[Curve]]:
+    """Panels by title: one, or for a large grid one for each value of its first axis; none where it would be a maze."""
+    if len({variant for variant, _, _ in curves}) <= MOST_VARIANTS:
+        return {"": curves} if curves else {}
+    panels: dict[str, list[Curve]] = {}
+    for variant, seed, points in curves:
+        title, _, rest = variant.partition("-")
+        panels.setdefault(title, []).append((rest, seed, points))
+    most = max(len({name for name, _, _ in own}) for own in panels.values())
+    return panels if len(panels) <= MOST_PANELS and most <= MOST_VARIANTS else {}
 
 
 def _main_figure(rows: list[Row]) -> str:
@@ -60,11 +75,11 @@ def _draw_figure(path: Path, rows: list[Row], name: str) -> list[Path]:
     found = {position(*key): own for key, own in groups.items()}
     series, places = (list(dict.fromkeys(names)) for names in zip(*found, strict=True))
     with small_print():
-        width = max(COLUMN_WIDTH, 0.3 * len(places) + 1.0)
-        figure, (panel,) = new_figure(width, 2.6)
+        legend_width = 0 if series == [""] else (max(map(len, series)) + CHARACTERS_OF_A_MARKER) / CHARACTERS_PER_INCH
+        figure, (panel,) = new_figure(max(COLUMN_WIDTH, 0.3 * len(places) + 1.0) + legend_width, 2.6)
         for number, variant in enumerate(series):
             points = [(place, found[variant, place]) for place in places if (variant, place) in found]
-            shift = 0.15 * (number - (len(series) - 1) / 2)
+            shift = min(0.15, 0.8 / len(series)) * (number - (len(series) - 1) / 2)
             panel.errorbar([places.index(place) + shift for place, _ in points], [statistics.fmean(own) for _, own in points],
                            yerr=[statistics.stdev(own) if len(own) > 1 else 0.0 for _, own in points], label=variant,
                            linestyle="none", marker=MARKERS[number % len(MARKERS)], markersize=4, capsize=2,
@@ -73,9 +88,9 @@ def _draw_figure(path: Path, rows: list[Row], name: str) -> list[Path]:
         panel.set_ylabel(name)
         if name.endswith("ppl"):
             panel.set_yscale("log")
+            panel.minorticks_off()
         if series != [""]:
-            num_columns = int(CHARACTERS_PER_INCH * width / (max(map(len, series)) + CHARACTERS_OF_A_MARKER))
-            figure.legend(frameon=False, loc="outside upper center", ncols=max(1, min(3, num_columns, len(series))))
+            figure.legend(frameon=False, loc="outside right upper")
     numbers = [(variant, cut, len(own), f"{statistics.fmean(own):.4f}") for (variant, cut), own in groups.items()]
     return save_figure(path, figure, ("variant", "layers", "seeds", name), numbers)
 
@@ -87,18 +102,22 @@ def _curve(folder: Path) -> list[tuple[int, float]]:
     return valid if len(valid) > 1 else [(row["num_updates"], row["nll_loss"]) for row in rows if "wps" in row]
 
 
-def _draw_curves(path: Path, curves: list[tuple[str, int, list[tuple[int, float]]]]) -> list[Path]:
-    """A line for each run; the seeds of a variant look alike."""
-    variants = list(dict.fromkeys(variant for variant, _, _ in curves))
+def _draw_curves(path: Path, panels: dict[str, list[Curve]]) -> list[Path]:
+    """A line for each run; the seeds of a variant look alike, and so does a variant in every panel."""
+    variants = list(dict.fromkeys(variant for curves in panels.values() for variant, _, _ in curves))
+    lines: dict[str, Any] = {}
     with small_print():
-        figure, (panel,) = new_figure(COLUMN_WIDTH + 1.4, 2.8)
-        for variant, _, points in curves:
-            number = variants.index(variant)
-            panel.plot(*zip(*points, strict=True), label=variant, color=COLOURS[number % len(COLOURS)], linewidth=1.2,
-                       linestyle=LINE_STYLES[number // len(COLOURS) % len(LINE_STYLES)])
-        panel.set(xlabel="updates", ylabel="loss, bits a token")
-        lines = dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
-        figure.legend(lines.values(), lines.keys(), frameon=False, loc="outside right upper")
-    rows: list[Sequence[Any]] = [(variant, seed, update, f"{loss:.4f}") for variant, seed, points in curves
+        figure, drawn = new_figure(COLUMN_WIDTH * (1 + 0.6 * (len(panels) - 1)) + 1.4, 2.8, len(panels))
+        for panel, (title, curves) in zip(drawn, panels.items(), strict=True):
+            for variant, _, points in curves:
+                number = variants.index(variant)
+                (lines[variant],) = panel.plot(*zip(*points, strict=True), color=COLOURS[number % len(COLOURS)], linewidth=1.2,
+                                               linestyle=LINE_STYLES[number // len(COLOURS) % len(LINE_STYLES)])
+            panel.set(title=title, xlabel="updates")
+            panel.sharey(drawn[0])
+        drawn[0].set_ylabel("loss, bits a token")
+        figure.legend([lines[variant] for variant in variants], variants, frameon=False, loc="outside right upper")
+    rows: list[Sequence[Any]] = [(f"{title}-{variant}" if title else variant, seed, update, f"{loss:.4f}")
+                                 for title, curves in panels.items() for variant, seed, points in curves
                                  for update, loss in points]
     return save_figure(path, figure, ("variant", "seed", "updates", "loss"), rows)

@@ -61,7 +61,7 @@ class Recipe:
     model: str  # the checkpoint that is measured where nothing is averaged
     variants: dict[str, Variant]
     has_tests: bool  # whether test sets are decoded; without, the training's own losses are what is measured
-    stalled_above: float  # bits a token at validation, from which on a run has learned nothing
+    stalled_above: float  # bits a token at the last validation, from which on a run has learned nothing or lost it again
 
     @property
     def is_language_model(self) -> bool:

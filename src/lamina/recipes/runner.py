@@ -255,7 +255,7 @@ def rows_of(plan: RunPlan, outcome: dict[str, Any], recipe: Recipe, wishes: Wish
     records = read_records(plan.folder)
     training = training_figures(log_path(plan.folder, "train"))
     status = outcome["status"]
-    if status == "done" and training.get("best valid loss", 0.0) >= recipe.stalled_above:
+    if status == "done" and training.get("valid loss", 0.0) >= recipe.stalled_above:
         status = "stalled"
     common = {"budget": plan.budget, "status": status, "commit": wishes.commit, "command": wishes.command,
               "train": plan.stages[0].line, "hardware": outcome.get("hardware", ""),
