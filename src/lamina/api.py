@@ -186,19 +186,20 @@ class Translator:
             number += len(buffer)
 
     def score(self, pairs: Iterable[tuple[str, str]], *, max_tokens: int | None = None, batch_size: int | None = None,
-              too_long: TooLong = "truncate", warn: Callable[[str], object] | None = None) -> list[Score]:
+              too_long: TooLong = "truncate", warn: Callable[[str], object] | None = None,
+              first_number: int = 0) -> list[Score]:
         """The log-probability of each given translation, and of each of its tokens; several models count by their mean.
 
         Where a side is too long and `too_long` is "skip", the score has no tokens but </s>, at -inf.
         """
         sides = [(self.encode_source(source), self.encode_target(target)) for source, target in pairs]
-        limits = (self.max_source_positions, self.max_target_positions)
+        limits = {"source": self.max_source_positions, "target": self.max_target_positions}
         rows: list[tuple[np.ndarray, np.ndarray]] = []
         places: list[int] = []
         results: list[Score] = [Score([EOS], ["</s>"], [-np.inf]) for _ in sides]
         for number, pair in enumerate(sides):
-            source, target = (fitted(ids, limit, number, too_long, warn or warn_in_python)
-                              for ids, limit in zip(pair, limits, strict=True))
+            source, target = (fitted(ids, limit, first_number + number, too_long, warn or warn_in_python, side)
+                              for ids, (side, limit) in zip(pair, limits.items(), strict=True))
             if source is not None and target is not None:
                 rows.append((source, target))
                 places.append(number)

@@ -63,13 +63,16 @@ def only_one(search: SearchConfig | None, **options: Any) -> SearchConfig:
     return search or search_config(**options)
 
 
-def fitted(ids: np.ndarray, limit: int, number: int, too_long: TooLong, warn: Callable[[str], object]) -> np.ndarray | None:
+def fitted(ids: np.ndarray, limit: int, number: int, too_long: TooLong, warn: Callable[[str], object],
+           side: str = "") -> np.ndarray | None:
+    """What the model has positions for; `side` (source or target) says whose line it is, where there are two."""
     if too_long not in ("truncate", "skip"):
         raise ConfigError(f"too_long is {too_long!r}; it must be truncate or skip.")
     if len(ids) <= limit:
         return ids
     what = "skipped" if too_long == "skip" else f"cut to {limit}"
-    warn(f"line {number + 1} has {len(ids)} tokens, more than the {limit} positions of the model; it was {what}.")
+    where = f"{side} line {number + 1}".lstrip()
+    warn(f"{where} has {len(ids)} tokens, more than the {limit} positions of the model; it was {what}.")
     return None if too_long == "skip" else np.append(ids[: limit - 1], EOS)
 
 

@@ -120,6 +120,13 @@ def guarded(work: Callable[[], int | None]) -> int:
         # The reader of our output (head, less) left: nothing more to say, and nothing wrong with it.
         sys.stderr.close()
         return 0
+    except OSError as error:
+        # Of a file or folder that a person named, most likely; what has no name is our own defect.
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}. Check the name, the permissions and the space on the disk.",
+              file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -67,7 +67,7 @@ class Refusal(NamedTuple):
 
 NO_ENCODER_AND_DECODER = Refusal("it belongs to --task translation",
                                  "fusion is what a decoder reads of an encoder; models of this task have but one of them")
-NO_FUSION_IN_FAIRSEQ = Refusal("it has no fusion of encoder layers or of the source embeddings",
+NO_FUSION_IN_FAIRSEQ = Refusal("fairseq has no fusion of encoder layers or of the source embeddings",
                                "there is no fusion in fairseq itself; checkpoints of the fork that has it can be read")
 NO_SCALES_IN_FAIRSEQ = Refusal("`lamina fold` turns them into plain ones",
                                "there are no scaled residuals in fairseq itself: run `lamina fold` first")

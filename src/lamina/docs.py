@@ -156,8 +156,8 @@ STATUS_LEGEND = """\
 *same*: the same name. *alias*: another spelling of the option named. *retired*: accepted, has no effect. *refused*: an
 error. Defaults are Lamina's."""
 
-# The forks' options come into the table of the command that they belonged to, marked.
-FORK_MARK = " (of a fork)"
+# Options of the forks and of releases after 0.9 come into the table of the command that they belonged to, marked.
+OTHER_MARK = " (of a fork or a later release)"
 
 
 def pages() -> dict[str, str]:
@@ -296,7 +296,7 @@ def migrating_page() -> str:
         rows = [migration_row(command, name) for name in sorted(names, key=lambda name: name.lstrip("-"))]
         for name in forks:
             spelling, status, text = migration_row(command, name)
-            rows.append((spelling + FORK_MARK, status, text))
+            rows.append((spelling + OTHER_MARK, status, text))
         blocks += [f"## Options of {command}", STATUS_LEGEND, _table(("fairseq", "status", "in Lamina"), rows)]
         if new := new_options(command):
             blocks.append(f"New in `lamina {command}`: {', '.join(f'`{name}`' for name in new)}.")

@@ -124,3 +124,13 @@ def test_words_that_make_no_sense(here, capsys, words, message):
     assert len(lines) == 1
     assert message in lines[0]
     assert not (here / "x.pt").exists()
+
+
+def test_exported_folders_are_models_too(trained, tmp_path, capsys):
+    for number in (1, 2):
+        assert main(["export", str(trained / "run" / f"checkpoint{number}.pt"), "--format", "safetensors", "--output",
+                     str(tmp_path / str(number))]) == 0
+    assert main(["average", "--inputs", str(tmp_path / "1"), str(tmp_path / "2"), "--output", str(tmp_path / "mean.pt")]) == 0
+    one, two = (weights(trained / "run" / f"checkpoint{number}.pt") for number in (1, 2))
+    mean = weights(tmp_path / "mean.pt")
+    assert all(torch.allclose(mean[name], (one[name] + two[name]) / 2) for name in mean)

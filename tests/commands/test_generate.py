@@ -216,6 +216,14 @@ def test_odd_lines_do_not_end_a_pipe(trained, capsys, monkeypatch):
     assert "line 4 has 5001 tokens" in captured.err
 
 
+def test_every_line_has_as_many_translations(trained, capsys, monkeypatch):
+    out = interactive(monkeypatch, capsys, trained, "the old boat\n\nthe moon\n", "--plain", "--beam", "3", "--nbest", "2").out
+    lines = out.splitlines()
+    assert len(lines) == 6
+    assert lines[2:4] == ["", ""]
+    assert all(lines[:2] + lines[4:])
+
+
 def test_lines_from_a_file(trained, capsys, monkeypatch, tmp_path):
     (tmp_path / "lines.txt").write_text("the old boat\n")
     assert interactive(monkeypatch, capsys, trained, "", "--input", str(tmp_path / "lines.txt"), "--plain").out
@@ -246,6 +254,35 @@ def test_rescoring_needs_aligned_files(trained, capsys, tmp_path):
     (tmp_path / "b").write_text("x\n")
     assert main(["rescore", "--path", trained[1], "--source", str(tmp_path / "a"), "--target", str(tmp_path / "b")]) == 2
     assert "2 lines and" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["nowhere", "."])
+def test_rescoring_a_file_that_is_none(trained, capsys, tmp_path, name):
+    (tmp_path / "b").write_text("x\n")
+    assert main(["rescore", "--path", trained[1], "--source", str(tmp_path / name), "--target", str(tmp_path / "b")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / name} ")
+
+
+def test_pairs_that_are_skipped_do_not_count(trained, capsys, tmp_path):
+    def last_line(sources):
+        (tmp_path / "src").write_text("".join(f"{line}\n" for line in sources))
+        (tmp_path / "tgt").write_text("THE OLD BOAT\n" * len(sources))
+        assert main(["rescore", "--path", trained[1], "--source", str(tmp_path / "src"), "--target", str(tmp_path / "tgt"),
+                     "--too-long", "skip", "--cpu"]) == 0
+        captured = capsys.readouterr()
+        return captured.out.splitlines()[-1], captured.err
+
+    long = "red " * 5000
+    assert last_line(["the old boat", long]) == (
+        last_line(["the old boat"])[0],
+        "warning: source line 2 has 5001 tokens, more than the 1024 positions of the model; it was skipped.\n"
+        "| 1 of 2 pairs were skipped, and do not count in what follows\n")
+
+
+def test_the_wrong_way_round_is_told(trained, capsys):
+    data, path = trained
+    assert main(["generate", data, "--path", path, "-s", "xx", "-t", "en", "--gen-subset", "valid", "--cpu"]) in (0, 2)
+    assert "translates from en to xx, and is given xx to translate into en" in capsys.readouterr().err
 
 
 # -- constraints and unknown words

@@ -104,6 +104,15 @@ def test_the_reference_command_runs_as_it_is(tmp_path, monkeypatch):
     assert {name.partition(".")[0] for name in content("DATA") if name.endswith(".idx")} == {"train", "valid", "test"}
 
 
+def test_unknown_words_of_a_given_dictionary(text, destination, tmp_path, capsys):
+    (tmp_path / "dict").write_text("the 1\n")
+    assert main(["preprocess", "-s", "en", "-t", "ro", "--trainpref", text(), "--srcdict", str(tmp_path / "dict"),
+                 "--destdir", str(destination)]) == 0
+    assert "became <unk>. The dictionary that was given may belong to another text" in capsys.readouterr().err
+    assert main(["preprocess", "-s", "en", "-t", "ro", "--trainpref", text(), "--thresholdsrc", "-3", "--destdir", "x"]) == 2
+    assert "--thresholdsrc is -3; it must be 0" in capsys.readouterr().err
+
+
 def test_unknown_words_are_reported_with_advice(text, destination, capsys):
     valid = text("valid", ["the unseen boat", "<unk> is written out"], ["barca", "</s> <pad>"])
     main(["preprocess", "-s", "en", "-t", "ro", "--trainpref", text(), "--validpref", valid,

@@ -242,6 +242,28 @@ def test_missing_data(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_the_first_update(data, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert train(data, tmp_path / "file", "--max-update", "1") == 2
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].startswith(f"error: no checkpoint could be written to {tmp_path / 'file'}: ")
+    assert "num_updates" not in error
+    assert train(data, tmp_path / "file", "--max-update", "1", "--no-save") == 0
+
+
+def test_a_split_that_is_not_there(data, tmp_path, capsys):
+    assert train(data, tmp_path, "--train-subset", "trian") == 2
+    assert "there are none. The folder has train, valid." in error_of(capsys)
+
+
+def test_a_folder_of_texts(tmp_path, capsys):
+    text = write_text(tmp_path / "text", num_lines=3, seed=1)
+    assert main(["preprocess", "--only-source", "--trainpref", f"{text}/train.en", "--destdir", str(tmp_path / "lm")]) == 0
+    capsys.readouterr()
+    assert train(str(tmp_path / "lm"), tmp_path / "out") == 2
+    assert "--task language_modeling" in error_of(capsys)
+
+
 def test_a_truncated_bin(data, tmp_path, capsys):
     broken = tmp_path / "data"
     shutil.copytree(data, broken)

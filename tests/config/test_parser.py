@@ -95,7 +95,9 @@ def test_a_missing_recipe():
     (["--dropout", "1.5"], r"must lie in \[0, 1\)"),
     (["--arch", "transformer_iwslt_de_fr"], "Did you mean transformer_iwslt_de_en"),
     (["--encoder-attention-heads", "7"], "cannot be split over 7"),
-    (["--encoder-layers", "0"], "at least 1"),
+    (["--encoder-layers", "0"], "--encoder-layers or --decoder-layers is 0; it must be at least 1"),
+    (["--max-tokens", "0"], "--max-tokens is 0"),
+    (["--update-freq", "0"], "--update-freq is 0; it"),
     (["--best-checkpoint-metric", "bleu"], "--eval-bleu"),
     (["--best-checkpoint-metric", "rougeL", "--eval-bleu"], "add --eval-rouge"),
     (["--cross-self-attention"], "not supported"),
@@ -111,9 +113,10 @@ def test_a_missing_recipe():
     (["--transparent-attention", "--ta-posedemb"], "without --ta-source-embedding"),
     (["--layer-wise-attention", "--layer-wise-reads", "1,2"], "give one for each"),
     (["--addtional-source-output", "final"], "not supported"),
+    (["--addtional-source-output"], "not supported"),
     (["--optimizer", "adadelta"], "must be one of"),
     (["more", "words"], "unexpected argument"),
-    (["--lr"], "expected one argument"),
+    (["--lr"], "expected one argument. Where its value begins with a dash, write --lr=VALUE"),
     (["--max-source-positions", "0"], "at least 1"),
     (["--share-all-embeddings", "--arch", "transformer_iwslt_de_en", "--encoder-embed-dim", "256"], "needs one width"),
 ])
@@ -126,11 +129,32 @@ def test_bad_flags_are_one_line(words, message, capsys):
     assert error[0].startswith("error: ")
 
 
+def test_the_line_that_later_releases_of_fairseq_recommend():
+    _, notices = parse("lamina train", TrainConfig, "", shlex.split(
+        """DATA --eval-bleu --eval-bleu-args '{"beam": 5, "max_len_a": 1.2}' --eval-bleu-detok moses --eval-bleu-remove-bpe
+        --eval-bleu-print-samples --best-checkpoint-metric bleu --maximize-best-checkpoint-metric --keep-best-checkpoints 5"""))
+    assert sorted(notice.split(" ")[0] for notice in notices) == [
+        "--eval-bleu-args", "--eval-bleu-detok", "--keep-best-checkpoints"]
+
+
 def test_data_and_a_limit_are_required(capsys):
     assert main(["train"]) == 2
     assert "DATA is missing" in capsys.readouterr().err
     assert main(["train", "DATA"]) == 2
     assert "--max-tokens" in capsys.readouterr().err
+
+
+def test_what_the_system_says_against_a_file_is_one_line(monkeypatch, capsys):
+    def refused(config):
+        raise PermissionError(13, "Permission denied", "/some/folder")
+
+    monkeypatch.setattr("lamina.commands.info.run", refused)
+    assert main(["info", "x.pt"]) == 2
+    assert capsys.readouterr().err == ("error: /some/folder: Permission denied. Check the name, the permissions and the space "
+                                       "on the disk.\n")
+    monkeypatch.setattr("lamina.commands.info.run", lambda config: (_ for _ in ()).throw(OSError("of our own making")))
+    with pytest.raises(OSError, match="of our own making"):
+        main(["info", "x.pt"])
 
 
 def test_unknown_commands_suggest(capsys):

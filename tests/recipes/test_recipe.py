@@ -145,6 +145,8 @@ def test_the_list(capsys):
     for name in NAMES:
         assert f"\n{name}\n" in f"\n{shown}"
     assert "post_ln-lr3e-4-b995 and 37 more; tier 2: 45 runs" in shown
+    assert main(["recipe", "list", "--tier", "7"]) == 2
+    assert "no recipe has a tier 7. There are 1 and 2." in capsys.readouterr().err
     assert main(["recipe", "list", "--tier", "1"]) == 0
     assert "wikitext103" not in capsys.readouterr().out
 

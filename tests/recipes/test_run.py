@@ -321,7 +321,10 @@ def test_no_data(tmp_path, capsys, in_process):
     assert "is no folder. It should hold train.{lang}" in capsys.readouterr().err
     (tmp_path / "downloads" / "valid.xx").unlink()
     assert main(words(tmp_path, path)) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
+    error = capsys.readouterr().err
+    last = error.splitlines()[-1]
     assert last.startswith("error: corpus small, prepare: ")
+    assert error.count("has no valid.xx") == 1
+    assert "results.jsonl" not in error
     assert "has no valid.xx" in last
     assert CORPUS["valid"] == ["valid.{lang}"]

@@ -118,6 +118,9 @@ def test_learning_says_what_is_impossible():
         learn_subword("sentencepiece", LINES, 10)
     with pytest.raises(DataError, match="every word of the text is a single character"):
         learn_subword("bpe", ["a b c"], 10)
+    for kind in ("bpe", "sentencepiece"):
+        with pytest.raises(DataError, match="has only empty lines"):
+            learn_subword(kind, ["", " "], 10)
     with pytest.raises(ConfigError, match="must be sentencepiece or bpe"):
         learn_subword("morfessor", LINES, 100)
 

@@ -17,7 +17,7 @@ from lamina.config.fields import flatten
 from lamina.config.model import DropoutConfig, ModelConfig
 from lamina.errors import CheckpointError
 
-MAX_NAMES_SHOWN = 20
+MAX_NAMES_SHOWN, MAX_DIFFERENCES_SHOWN = 20, 4
 
 
 class Series(NamedTuple):
@@ -63,10 +63,10 @@ def _count(number: int, series: Series) -> str:
     return f"{number or 'no'} {series.unit} checkpoint{'s' if number != 1 else ''}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str], most: int = MAX_NAMES_SHOWN) -> str:
     """All of a few; of many the first ones and how many are left."""
-    left = len(names) - MAX_NAMES_SHOWN
-    return ", ".join(names[:MAX_NAMES_SHOWN]) + (f" and {left} more" if left > 0 else "")
+    left = len(names) - most
+    return ", ".join(names[:most]) + (f" and {left} more" if left > 0 else "")
 
 
 def average_checkpoints(paths: Sequence[Path], *, advance: Callable[[int], None] = lambda _: None,
@@ -86,8 +86,10 @@ def average_checkpoints(paths: Sequence[Path], *, advance: Callable[[int], None]
         checkpoint = _open(path, load or load_checkpoint)
         if newest is not None:
             _check_same_text(newest, newest_path, checkpoint, path)
-            for name, here, there in _model_differences(newest, checkpoint):
-                note(f"{newest_path} and {path} differ in {name} ({here} and {there}). Are they of one model?")
+            differences = [f"{name} ({here} and {there})" for name, here, there in _model_differences(newest, checkpoint)]
+            if differences:
+                note(f"{newest_path} and {path} differ in {_listed(differences, MAX_DIFFERENCES_SHOWN)}. Are they of one "
+                     "model?")
         _add_(mean, checkpoint.weights, number, path, paths[0])
         # Lets go of the mapped file, with its optimizer state, before the next one is opened.
         checkpoint = replace(checkpoint, weights={}, training={"progress": checkpoint.training.get("progress", {})})
@@ -123,14 +125,14 @@ def _add_(mean: dict[str, Tensor], weights: dict[str, Tensor], number: int, path
     for owner, other, names in ((first_path, path, mean.keys() - weights.keys()),
                                 (path, first_path, weights.keys() - mean.keys())):
         if names:
-            raise CheckpointError(f"{owner} has {_listed(sorted(names))}, which {other} lacks. Only checkpoints of one model "
-                                  "can be averaged.")
+            raise CheckpointError(f"{owner} has {_listed(sorted(names), MAX_DIFFERENCES_SHOWN)}, which {other} lacks. Only "
+                                  "checkpoints of one model can be averaged.")
     differing = [name for name in mean if mean[name].shape != weights[name].shape]
     if differing:
         name = differing[0]
-        raise CheckpointError(f"{_listed(differing)}: another shape in {first_path} than in {path}, where {name} is "
-                              f"{tuple(weights[name].shape)} instead of {tuple(mean[name].shape)}. Only checkpoints of one "
-                              "model can be averaged.")
+        raise CheckpointError(f"{_listed(differing, MAX_DIFFERENCES_SHOWN)}: another shape in {first_path} than in {path}, "
+                              f"where {name} is {tuple(weights[name].shape)} instead of {tuple(mean[name].shape)}. Only "
+                              "checkpoints of one model can be averaged.")
     for name, value in weights.items():
         # Towards the newcomer by its share, not a sum that is divided: equal weights then stay what they are, to the bit.
         mean[name].lerp_(value.to(torch.float32), 1.0 / number)

@@ -187,6 +187,8 @@ def read_archive(path: str | Path, device: torch.device | str = "cpu",
             content = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}.") from None
+    except (PermissionError, IsADirectoryError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
     except (DamageError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a damaged file can make the reader raise anything at all

@@ -44,8 +44,8 @@ class Subject(NamedTuple):
 
 
 def run(config: AnalyzeDepthConfig) -> None:
-    folder = open_folder(config.out)
     subject = choose_subject(config)
+    folder = open_folder(config.out)
     sums = sums_of(subject.model, subject.batch)
     # All of it before the first file: what fails leaves an earlier page as it was.
     sections = [dependency_section(sums), _change(config, subject, sums),

@@ -34,11 +34,11 @@ from lamina.text.subword import Whitespace
 
 
 def run(config: AnalyzeFusionConfig) -> None:
-    folder = open_folder(config.out)
     subject = open_subject(config.checkpoint, config.data, seed=config.seed, cpu=config.cpu)
     # All of it before the first file: what fails leaves an earlier page as it was. And what the flags may have wrong, a
     # sentence that is too long, before what takes a while.
     attention = _attention(config, subject)
+    folder = open_folder(config.out)
     sections = [_weights(subject), _gate(subject), _masking(config, subject), _spectrum(subject), _similarity(config, subject),
                 attention]
     written = write_page(folder, title=f"Layer fusion in {config.checkpoint}", about=_about(config, subject),

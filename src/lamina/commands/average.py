@@ -30,6 +30,7 @@ def run(config: AverageConfig) -> None:
 def choose_inputs(config: AverageConfig) -> list[Path]:
     """The checkpoints to average, in the order of their numbers or as named."""
     from lamina.checkpoint.average import BY_EPOCH, BY_UPDATE, newest_checkpoints
+    from lamina.interop.folder import is_exported
 
     series, number = (BY_UPDATE, config.num_updates) if config.num_updates else (BY_EPOCH, config.num_epochs)
     paths = [Path(name) for name in config.inputs]
@@ -43,7 +44,7 @@ def choose_inputs(config: AverageConfig) -> list[Path]:
                               "leave the number out.")
         return newest_checkpoints(folder, series, number, config.upper_bound)
     for path in paths:
-        if path.is_dir():
+        if path.is_dir() and not is_exported(path):
             raise ConfigError(f"--inputs {path} is a folder: say how many of its checkpoints to average with "
                               f"{BY_EPOCH.option} or {BY_UPDATE.option}, or name the files.")
     return paths

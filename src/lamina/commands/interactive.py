@@ -134,7 +134,8 @@ def _show(config: InteractiveConfig, describer: Describer, number: int, pieces: 
     described = [describer.describe(number, pieces, item.tokens, item.score, item.token_scores, item.alignment or [])
                  for item in (translation, *translation.alternatives)]
     if config.is_plain:
-        print("\n".join(item.text for item in described))
+        # As many lines for each input, also for one without a result: who reads them counts.
+        print("\n".join([item.text for item in described] + [""] * (config.search.nbest - len(described))))
         return
     print(f"S-{number}\t{describer.join(pieces)}")
     for phrase in phrases:

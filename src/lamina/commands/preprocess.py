@@ -56,6 +56,8 @@ def _advice(side: SideReport, config: PreprocessConfig) -> str:
         return "It has characters that the training text lacks: check its language and encoding."
     if chosen.bpe_codes or chosen.sentencepiece_model:
         return "The subword model and the dictionary may belong to different texts."
+    if config.dictionary.source_dict or config.dictionary.target_dict:
+        return "The dictionary that was given may belong to another text, or to one with other subwords."
     if side.split == "train":
         return "Learn subwords with --subword sentencepiece, or keep more words (--thresholdsrc, --nwordssrc, ...)."
     return ("Learn subwords with --subword sentencepiece; if the training text has BPE already, apply the same codes "

@@ -19,12 +19,15 @@ MOST_NAMES = 8  # of a grid's variants, in the list
 
 
 def show_list(config: RecipeListConfig) -> None:
-    for name in all_names():
-        recipe = find_recipe(name)
+    recipes = [find_recipe(name) for name in all_names()]
+    tiers_there = sorted({tier for recipe in recipes for tier in recipe.tiers})
+    if config.tier is not None and config.tier not in tiers_there:
+        raise ConfigError(f"no recipe has a tier {config.tier}. There are {' and '.join(map(str, tiers_there))}.")
+    for recipe in recipes:
         if config.tier is not None and not recipe.tiers.get(config.tier):
             continue
         tiers = [f"tier {tier}: {len(runs)} runs" for tier, runs in recipe.tiers.items()] or [f"{len(recipe.runs())} runs"]
-        print(f"{name}\n    {recipe.about}", f"data {recipe.data.name}: {', '.join(recipe.data.archives)}",
+        print(f"{recipe.name}\n    {recipe.about}", f"data {recipe.data.name}: {', '.join(recipe.data.archives)}",
               f"variants {shortened(list(recipe.variants))}; {', '.join(tiers)}", sep="\n    ")
 
 

@@ -65,10 +65,10 @@ class BatchConfig:
                                            "stopping", name="skip-invalid-size-inputs-valid-test")
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "max_sentences", "max_tokens_valid", "max_sentences_valid", "multiple"):
-            value = getattr(self, name)
-            check(value is None or value >= 1,
-                  f"{name} is {value}; a limit on batches must be at least 1.")
+        for name, value in (("max-tokens", self.max_tokens), ("max-sentences", self.max_sentences),
+                            ("max-tokens-valid", self.max_tokens_valid), ("max-sentences-valid", self.max_sentences_valid),
+                            ("required-batch-size-multiple", self.multiple)):
+            check(value is None or value >= 1, f"--{name} is {value}; a limit on batches must be at least 1.")
         check(self.num_workers >= 0, f"--num-workers is {self.num_workers}; it must be 0 or more.")
 
     @property

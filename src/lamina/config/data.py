@@ -73,6 +73,8 @@ class DictionaryConfig:
         check(not (self.is_joined and self.target_dict) or (self.source_threshold, self.source_size) == (0, -1),
               "--thresholdsrc and --nwordssrc have no effect on a dictionary that --tgtdict gives. Leave them out.")
         check(self.padding_factor >= 1, f"--padding-factor is {self.padding_factor}; it must be at least 1.")
+        for name, threshold in (("thresholdsrc", self.source_threshold), ("thresholdtgt", self.target_threshold)):
+            check(threshold >= 0, f"--{name} is {threshold}; it must be 0 (keep all words) or more.")
         for name, size in (("nwordssrc", self.source_size), ("nwordstgt", self.target_size)):
             check(size == -1 or size >= 4,
                   f"--{name} is {size}; the special symbols alone are 4. For no limit, give -1.")

@@ -219,6 +219,12 @@ RETIRED: tuple[Retired, ...] = (
     *_retire("eval-lm", "a text has no source that could be cut", flags="truncate-source"),
     *_retire("interactive", "use `lamina rescore`", flags="score-reference", is_refused=True),
     *_retire("interactive", "use --too-long truncate, which is the default", flags="truncate-source"),
+    # Of releases after 0.9, on lines that many people paste.
+    *_retire("train", "validation translates greedily, and BLEU is of the texts as --eval-bleu-remove-bpe joins them",
+             values="eval-bleu-args eval-bleu-detok eval-bleu-detok-args"),
+    *_retire("train", "one best checkpoint is kept, checkpoint_best.pt; --keep-last-epochs keeps several",
+             values="keep-best-checkpoints"),
+    *_retire("train", "figures go to the log and to --tensorboard-logdir", values="wandb-project azureml-logging"),
     # Of the forks: read by nothing, or only by experiments under a secret name.
     *_retire("train", "nothing reads it in the fork either", flags="amsgrad embedding-aware", values="adam-freeze tb-tag"),
     *_retire("train", "an experiment of the fork that its paper does not use", flags="no-encoder-fnn no-decoder-fnn",

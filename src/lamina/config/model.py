@@ -33,8 +33,9 @@ class StackConfig:
     embed_path: str | None = flag(None, "text file of pretrained embeddings: a `COUNT DIM` line, then `word v1 v2 ...`")
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "model_dim", "ffn_dim", "num_heads"):
-            check(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1.")
+        for name, value in (("layers", self.num_layers), ("embed-dim", self.model_dim), ("ffn-embed-dim", self.ffn_dim),
+                            ("attention-heads", self.num_heads)):
+            check(value >= 1, f"--encoder-{name} or --decoder-{name} is {value}; it must be at least 1.")
         check(0.0 <= self.layer_drop_p < 1.0,
               f"--encoder-layerdrop or --decoder-layerdrop is {self.layer_drop_p}; it must lie in [0, 1).")
         check(self.model_dim % self.num_heads == 0,

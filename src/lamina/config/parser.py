@@ -7,6 +7,7 @@ optional (`--remove-bpe [KIND]`), every error is one line, and `--help` costs no
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
@@ -33,7 +34,9 @@ T = TypeVar("T")
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}. See `{self.prog} --help`.")
+        name = re.match(r"argument ([^:/ ]+).*: expected one argument$", message)
+        hint = f" Where its value begins with a dash, write {name[1]}=VALUE." if name else ""
+        raise ConfigError(f"{message}.{hint} See `{self.prog} --help`.")
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -108,6 +111,8 @@ def parse(prog: str, cls: type, description: str, argv: Sequence[str]) -> tuple[
     retired = {option.name: option for option in retired_for(prog.split()[-1])}
     for option in retired.values():
         arity: dict[str, Any] = {} if option.takes_value else {"action": "store_true"}
+        if option.takes_value and option.is_refused:
+            arity = {"nargs": "?"}  # its reason is told, not that a value is missing
         parser.add_argument(f"--{option.name}", dest=f"retired {option.name}", help=argparse.SUPPRESS, **arity)
 
     def read(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

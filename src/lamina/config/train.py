@@ -81,9 +81,10 @@ class OptimizationConfig:
     sentence_avg: bool = flag(False, "average the loss over sentences instead of tokens")
 
     def __post_init__(self) -> None:
-        check(bool(self.lr) and all(value > 0 for value in self.lr), f"--lr is {self.lr}; it must be above 0.")
+        check(bool(self.lr) and all(value > 0 for value in self.lr),
+              f"--lr is {','.join(map(str, self.lr))}; it must be above 0.")
         check(bool(self.update_freq) and all(value >= 1 for value in self.update_freq),
-              f"--update-freq is {self.update_freq}; it must be at least 1.")
+              f"--update-freq is {','.join(map(str, self.update_freq))}; it must be at least 1.")
         check(self.clip_norm >= 0, f"--clip-norm is {self.clip_norm}; it must be 0 (never clip) or above.")
         for name in ("max_epoch", "max_update"):
             check(getattr(self, name) >= 0, f"--{name.replace('_', '-')} must be 0 (no limit) or above.")

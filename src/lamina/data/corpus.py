@@ -53,13 +53,20 @@ def find_languages(folder: Path, split: str, source: str | None, target: str | N
         return Languages(source, target)
     if not folder.is_dir():
         raise DataError(f"there is no data folder {folder}. Make one with `lamina preprocess --destdir {folder} ...`.")
-    pattern = re.compile(rf"{re.escape(split)}\.([^.-]+)-([^.-]+)\.\1\.idx")
-    pairs = {Languages(match[1], match[2]) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))}
+    pattern = re.compile(r"(.+?)\.([^.-]+)-([^.-]+)\.\2\.idx")
+    matches = [match for path in folder.iterdir() if (match := pattern.fullmatch(path.name)) and match[3] != "None"]
+    pairs = {Languages(match[2], match[3]) for match in matches if match[1] == split}
     pairs = {pair for pair in pairs if source in (None, *pair) and target in (None, *pair)}
     if len(pairs) != 1:
         found = f"several ({', '.join(sorted(map('-'.join, pairs)))})" if pairs else "none"
+        advice = "Name them with --source-lang and --target-lang."
+        splits = sorted({match[1] for match in matches})
+        if splits and split not in splits:
+            advice = f"The folder has {', '.join(splits)}."
+        elif not splits and any(folder.glob(f"{split}*.idx")):
+            advice = "It holds texts in one language: --task language_modeling and --task masked_lm train on those."
         raise DataError(f"the languages of {folder} cannot be told: of the files {split}.SRC-TGT.SRC.idx there are {found}. "
-                        "Name them with --source-lang and --target-lang.")
+                        f"{advice}")
     found_source, found_target = pairs.pop()
     # A folder made for one direction serves the other too, as in the references.
     if source == found_target or target == found_source:

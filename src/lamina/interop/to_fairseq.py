@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
 from lamina.config.fusion import NoSurface
-from lamina.config.init import DefaultInit
+from lamina.config.init import DefaultInit, ReZeroInit
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError
 from lamina.interop.fairseq import places
@@ -53,9 +53,11 @@ def check_plain(checkpoint: Checkpoint) -> None:
     if checkpoint.task not in ("translation", "language_modeling"):
         reason = f"a model of --task {checkpoint.task} is not written in its layout; translation and language models are"
     elif not isinstance(config.surface, NoSurface) or config.memory.is_transparent or config.memory.is_layer_wise:
-        reason = "it has no fusion of encoder layers or of the source embeddings"
+        reason = "fairseq has no fusion of encoder layers or of the source embeddings"
     elif not isinstance(config.init, DefaultInit):
-        reason = "it has no scaled residuals. `lamina fold` turns them into plain ones"
+        reason = "fairseq has no scaled residuals"
+        if not isinstance(config.init, ReZeroInit):
+            reason += ". `lamina fold` turns them into plain ones"
     elif config.lm.is_adaptive or config.lm.softmax_cutoff:
         reason = "adaptive vocabularies are not written in its layout"
     if reason:

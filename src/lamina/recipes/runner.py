@@ -306,7 +306,8 @@ def run_recipes(recipes: Sequence[Recipe], places: Places, wishes_of: Callable[[
     with StopWish(console.notice) as wish:
         stopping = Stopping(stop_after, wish)
         runners = [Runner(recipe, places, wishes_of(recipe), stopping) for recipe in recipes]
-        unsettled, problems = 0, []
+        unsettled = 0
+        problems: list[str] = []
         for runner in runners:
             if stopping.is_due:
                 unsettled += 1
@@ -314,14 +315,16 @@ def run_recipes(recipes: Sequence[Recipe], places: Places, wishes_of: Callable[[
             try:
                 unsettled += not runner.run()
             except LaminaError as error:
+                if problems:
+                    console.warn(problems[-1])  # the last one is the error that the command ends with
                 problems.append(str(error))
-                console.warn(str(error))
     rows = [row for row in latest(read_rows(places.out / FILE_NAME)) if row["kind"] == RUN]
-    console.notice(f"{len(rows)} rows in {places.out / FILE_NAME}, tables in {places.out / TABLE_NAME}")
+    if rows:
+        console.notice(f"{len(rows)} rows in {places.out / FILE_NAME}, tables in {places.out / TABLE_NAME}")
     if wish.signal is not None:
         raise StopSignal(f"stopped by {wish.signal.name}: the same command goes on from there.", wish.signal)
     if problems:
-        raise LaminaError(problems[0])
+        raise LaminaError(problems[-1])
     if unsettled and stopping.is_due:
         console.notice(f"time is up (--stop-after): {unsettled} of {len(recipes)} recipes are not finished, the same command "
                        "goes on from there")

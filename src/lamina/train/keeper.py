@@ -41,6 +41,19 @@ class Keeper:
         self._num_failures = 0
         remove_stale_parts(self.folder)
 
+    def open(self) -> None:
+        """Find out before the work begins that checkpoints cannot be written, if so."""
+        if not self.config.is_on:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            trial = part_of(self.folder / LAST_NAME)
+            trial.touch()
+            trial.unlink()
+        except OSError as error:
+            raise CheckpointError(f"no checkpoint could be written to {self.folder}: {error.strerror or error}. Choose another "
+                                  "--save-dir, or --no-save to keep nothing.") from None
+
     def save(self, checkpoint: Checkpoint, names: Sequence[str], what: str = "", *, can_be_left_out: bool = False) -> None:
         """Write the state once, under every one of the names; `what` describes it to the person who watches.
 

@@ -90,6 +90,8 @@ class Run:
             self._fill_omegas_()
         else:
             restore_weights_(self.model, start.checkpoint, self.task, start.path)
+            if not start.is_resumed:
+                self.reporter.note(f"weights taken from {start.path}")
         self.layer_drop = LayerDrop(config.model, config.seed, is_by_batch=optimization.layer_drop_draws == "batch")
         for parameter in self.model.parameters():
             ranks.broadcast_(parameter.data)  # Admin's omegas are measured by the first rank alone
@@ -107,6 +109,8 @@ class Run:
         self._valid_feeds = {} if config.validation.is_off else {
             split: self._valid_feed(split) for split in self.task.valid_splits}
         self.files = FilesWatch(self.task.folders, (config.data.train_subset, *self.task.valid_splits))
+        if ranks.is_first:
+            self.keeper.open()
         self._last_check: tuple[int, bool] | None = None
         self._sitting_started = time.perf_counter() - self.progress.seconds
 
@@ -152,7 +156,7 @@ class Run:
         if optimization.max_epoch and progress.epoch > optimization.max_epoch:
             return f"{optimization.max_epoch} epochs are done (--max-epoch)"
         if optimization.max_update and progress.updates >= optimization.max_update:
-            return f"{optimization.max_update} updates are done (--max-update)"
+            return f"{progress.updates} updates are done (--max-update {optimization.max_update})"
         if self._is_rate_at_floor():
             return "the learning rate has fallen to its floor (--min-lr or --stop-min-lr)"
         patience = self.config.validation.patience
@@ -308,8 +312,6 @@ class Run:
                                "keep those, choose another --save-dir")
         # A model of another task lends its weights; its updates and scores mean nothing here.
         is_resumed = is_resumed and checkpoint.task == config.task
-        if not is_resumed:
-            self.reporter.note(f"weights taken from {path}")
         return StartingPoint(path, checkpoint, is_resumed)
 
     def _fill_omegas_(self) -> None:

@@ -81,8 +81,8 @@ class Watch:
     def check_end(self) -> None:
         """A run must not end on a state that nobody would save."""
         if self.is_in_doubt:
-            raise DivergenceError(f"training ended with {self._num_skipped} updates whose gradient was not finite; the last "
-                                  f"checkpoint is from before. {self._advice()}")
+            raise DivergenceError(f"training ended with {self._num_skipped} updates whose gradient was not finite; "
+                                  f"checkpoints from before are untouched. {self._advice()}")
 
     def _check_overflow(self, item: _Pending, scale: float) -> None:
         """A step that was not taken left every weight as it was."""
@@ -105,7 +105,7 @@ class Watch:
         what = (f"the loss scale fell below --min-loss-scale {self.min_loss_scale}" if is_scale_low else
                 f"{self._num_skipped} updates in a row were skipped")
         raise DivergenceError(f"training diverged at update {item.update}: the gradient of {culprit} overflowed and {what}. "
-                              f"The weights before it are kept, in the last checkpoint. {self._advice()}")
+                              f"Checkpoints from before are untouched. {self._advice()}")
 
     def _advice(self) -> str:
         first = "use --bf16, which needs no loss scale" if self.dtype == torch.float16 else "lower --lr"
