@@ -144,7 +144,7 @@ def open_split(data: SplitData, translator: Translator, path: str,
     """The split that the flags name, in the languages and with the dictionaries of the checkpoint `path`."""
     folder = Path(data.data.split(":")[0])
     languages = Languages(data.source_lang or translator.languages[0], data.target_lang or translator.languages[1])
-    if languages[::-1] == translator.languages:
+    if languages[::-1] == translator.languages != languages:
         console.warn(f"{path} translates from {languages.target} to {languages.source}, and is given {languages.source} to "
                      f"translate into {languages.target}. Is that meant?")
     if not folder.is_dir():

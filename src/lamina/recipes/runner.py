@@ -315,9 +315,9 @@ def run_recipes(recipes: Sequence[Recipe], places: Places, wishes_of: Callable[[
             try:
                 unsettled += not runner.run()
             except LaminaError as error:
-                if problems:
-                    console.warn(problems[-1])  # the last one is the error that the command ends with
                 problems.append(str(error))
+                if runner is not runners[-1]:  # what the last one says, the command ends with
+                    console.warn(str(error))
     rows = [row for row in latest(read_rows(places.out / FILE_NAME)) if row["kind"] == RUN]
     if rows:
         console.notice(f"{len(rows)} rows in {places.out / FILE_NAME}, tables in {places.out / TABLE_NAME}")
