@@ -45,6 +45,13 @@ def test_everything_as_json(folder, capsys):
     assert info["config"]["max-tokens"] == 64
 
 
+def test_the_epoch_is_the_last_that_was_trained(folder, tmp_path, capsys):
+    data = str(folder / "data")
+    assert main(["train", data, *TINY_FLAGS, "--max-epoch", "2", "--save-dir", str(tmp_path)]) == 0
+    assert {described(capsys, tmp_path / f"checkpoint{epoch}.pt")["training"]["epoch"] for epoch in (1, 2)} == {1, 2}
+    assert described(capsys, tmp_path / "checkpoint_last.pt")["training"]["epoch"] == 2
+
+
 def test_as_text(folder, capsys):
     assert main(["info", str(folder / "checkpoint_last.pt")]) == 0
     out = capsys.readouterr().out

@@ -27,7 +27,9 @@ STACK_SIZES = {"layers": "{}-layers", "model_dim": "{}-embed-dim", "ffn_dim": "{
 def describe(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
     """Sections of names and values, all of which JSON can hold."""
     config, training = checkpoint.config, checkpoint.training
-    progress = training.get("progress", {})
+    progress = dict(training.get("progress", {}))
+    if progress.get("batches_done") == 0 and progress.get("epoch", 1) > 1:
+        progress["epoch"] -= 1  # an epoch that has just ended, not the one that would come next
     parts = parameters_by_part(checkpoint.weights)
     return {
         "file": {"path": str(path), "bytes": _size(path), "has_optimizer_state": "optimizer" in training},
