@@ -1,7 +1,10 @@
 """Several processes do what one does: sums, gradients, masks and updates."""
 
+import threading
+
 import pytest
 import torch
+from torch import distributed as dist
 
 from lamina.nn.stack import Runs
 from lamina.train.ranks import ALONE, Ranks
@@ -59,6 +62,24 @@ def test_alone_nothing_travels():
     assert ALONE.gather([1, 2]) == ALONE.share([1, 2]) == [1, 2]
     assert ALONE.is_first
     assert ALONE.is_first_to_fail()
+
+
+def test_the_first_rank_stays_for_those_that_fail_with_it():
+    store = dist.HashStore()
+    other = threading.Timer(0.2, Ranks(1, 2, store=store).is_first_to_fail)
+    other.start()
+    assert Ranks(0, 2, store=store).is_first_to_fail()
+    assert store.add("failures", 0) == 2
+    other.join()
+    assert not Ranks(1, 2, store=store).is_first_to_fail()
+
+
+def test_who_finds_the_count_gone_tells_its_own_error():
+    class Gone:
+        def add(self, key, number):
+            raise dist.DistNetworkError("Connection reset by peer")
+
+    assert Ranks(1, 2, store=Gone()).is_first_to_fail()
 
 
 def test_shares_are_dealt_in_turn():

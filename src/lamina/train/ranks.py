@@ -7,6 +7,7 @@ travels is gradients and a few numbers. Texts travel as JSON: nothing that a pee
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -15,6 +16,9 @@ from torch import Tensor
 from torch import distributed as dist
 
 T = TypeVar("T")
+
+FAILURES = "failures"  # how many ranks have failed
+SECONDS_FOR_OTHERS = 1.0
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,21 @@ class Ranks:
         return [rows[place % self.size][place // self.size] for place in range(sum(map(len, rows)))]
 
     def is_first_to_fail(self) -> bool:
-        """Whether nobody else has an error to show yet: one run, one error."""
-        return self.store is None or self.store.add("failures", 1) == 1
+        """Whether nobody else has an error to show yet: one run, one error.
+
+        The first rank may be the one that keeps the count, so it stays a moment for those that fail with it. Who finds the
+        count gone tells its own error: twice is better than never.
+        """
+        if self.store is None:
+            return True
+        try:
+            is_first = self.store.add(FAILURES, 1) == 1
+            until = time.monotonic() + SECONDS_FOR_OTHERS
+            while self.is_first and self.store.add(FAILURES, 0) < self.size and time.monotonic() < until:
+                time.sleep(0.02)
+        except dist.DistError:
+            return True
+        return is_first
 
 
 ALONE = Ranks()
