@@ -157,6 +157,9 @@ def remove_joiners(line: str, joiner: str = JOINER + " ") -> str:
     return (line + " ").replace(joiner, "").rstrip()
 
 
+NOTHING_TO_LEARN = "the text has only empty lines: there is nothing to learn subwords from."
+
+
 def learn_subword(kind: str, lines: Iterable[str], vocab_size: int, *, character_coverage: float = 0.9995) -> Subword:
     """Learn a segmentation of about `vocab_size` pieces from raw (or Moses-tokenized) lines."""
     if kind == "sentencepiece":
@@ -183,7 +186,7 @@ def _learn_sentencepiece(lines: Iterable[str], vocab_size: int, character_covera
     except RuntimeError as error:
         reason = str(error).strip().rsplit("\n", 1)[-1]
         if "sentences_.empty()" in reason:
-            raise DataError("the text has only empty lines: there is nothing to learn subwords from.") from None
+            raise DataError(NOTHING_TO_LEARN) from None
         raise DataError(f"sentencepiece could not learn {vocab_size} pieces from this text ({reason}). "
                         "Try another --vocab-size; it must exceed the number of different characters.") from None
     return SentencePiece(model.getvalue())
@@ -209,7 +212,7 @@ def _learn_bpe(lines: Iterable[str], vocab_size: int) -> Bpe:
             learn_bpe(words, codes, vocab_size - num_characters, is_dict=True)
     except ValueError:  # the maximum of no pairs at all
         if not counts:
-            raise DataError("the text has only empty lines: there is nothing to learn subwords from.") from None
+            raise DataError(NOTHING_TO_LEARN) from None
         raise DataError("there is nothing for BPE to merge: every word of the text is a single character.") from None
     return Bpe.from_bytes(codes.getvalue().encode("utf-8"), "the BPE codes learned from this text")
 
