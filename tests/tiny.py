@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.cli import main
-from lamina.config.fusion import (
+from lamina.config.fusion_options import (
     AttendedFusion,
     HardFusion,
     HeadConfig,

@@ -1,6 +1,11 @@
-"""How many threads a command computes with on a processor, and how they wait for each other.
+"""How many threads a command computes with on a CPU, and how they wait for each other: one policy, whatever the machine does.
 
-Read by the libraries under torch when they are loaded, so it is said before: by the environment, where that says nothing yet.
+- As many threads as torch chooses, but no more than the cores that the container grants.
+- Threads that wait sleep (OMP_WAIT_POLICY=PASSIVE). Threads that spin keep their cores for milliseconds; beside another job,
+  with thousands of short steps a second, two of them are many times slower than one.
+- What the environment says already stays: OMP_NUM_THREADS, OMP_WAIT_POLICY, GOMP_SPINCOUNT.
+
+The libraries under torch read this when they are loaded, so it is set first, in the environment.
 """
 
 from __future__ import annotations
@@ -10,34 +15,16 @@ import os
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
-# Threads that wait for the others sleep. By themselves they keep their cores for milliseconds, and beside another job, with
-# thousands of short turns a second, two of them are many times slower than one; in training it gains little or nothing.
-WAITING = "PASSIVE"
-# Turns of decoding are so short that waking up takes as long as they do. Where no other job is in sight, threads look for work
-# this many times before they sleep: 8-bit decoding with two threads is twice as fast by it.
-LOOKS = "10000"
-# Of ten seconds, the percentage in which something that could have run had to wait for a core.
-CROWDED = 5.0
+WAIT_POLICY = "PASSIVE"
 
 
-def settle_threads(environ: MutableMapping[str, str] = os.environ, *, takes_short_turns: bool = False) -> None:
-    """What a person has set stays. Cores and affinity are seen by torch; the share of them that a container has is not."""
-    if "GOMP_SPINCOUNT" not in environ and "OMP_WAIT_POLICY" not in environ:  # two ways to say it
-        if takes_short_turns and not is_crowded():
-            environ["GOMP_SPINCOUNT"] = LOOKS
-        else:
-            environ["OMP_WAIT_POLICY"] = WAITING
+def settle_threads(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Cores and affinity are seen by torch; the share of them that a container has is not."""
+    if "GOMP_SPINCOUNT" not in environ:  # the other way to say the same
+        environ.setdefault("OMP_WAIT_POLICY", WAIT_POLICY)
     limit = container_limit()
     if limit is not None and limit < num_cores():
         environ.setdefault("OMP_NUM_THREADS", str(limit))
-
-
-def is_crowded(pressure: Path = Path("/proc/pressure/cpu")) -> bool:
-    """Whether jobs wait for cores now, as Linux tells it; where nobody tells it, they may."""
-    try:
-        return float(pressure.read_text().split("avg10=")[1].split()[0]) > CROWDED
-    except (OSError, IndexError, ValueError):
-        return True
 
 
 def num_cores() -> int:

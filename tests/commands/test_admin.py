@@ -62,7 +62,7 @@ def test_generating_needs_no_profile(data, tmp_path, capsys, monkeypatch):
 
 def test_profiling_disturbs_neither_data_nor_dropout(data, tmp_path, monkeypatch):
     """With omegas put back to 1, a run that profiled is the run that did not."""
-    from lamina.train import profile
+    from lamina.training import admin_profile
 
     flags = ["--max-update", "4", "--dropout", "0.2"]
     assert train(data, tmp_path / "measured", *flags, "--init-type", "admin", "--admin-profile-batches", "3") == 0
@@ -70,13 +70,13 @@ def test_profiling_disturbs_neither_data_nor_dropout(data, tmp_path, monkeypatch
     ones = [f"{number} 1.0" for count in (4, 9) for number in range(1, count + 1)]
     (tmp_path / "ones" / "profile.ratio.init").write_text("\n".join(ones) + "\n")
     assert train(data, tmp_path / "ones", *flags, "--init-type", "adaptive") == 0
-    measure = profile.measure_profile
+    measure = admin_profile.measure_profile
 
     def measure_and_forget(model, batches, *args, **how):
         found = measure(model, batches, *args, **how)
         return {name: [1.0] * len(ratios) for name, ratios in found.items()}
 
-    monkeypatch.setattr(profile, "measure_profile", measure_and_forget)
+    monkeypatch.setattr(admin_profile, "measure_profile", measure_and_forget)
     assert train(data, tmp_path / "forgotten", *flags, "--init-type", "admin", "--admin-profile-batches", "3") == 0
     one, other, third = (load_checkpoint(tmp_path / name / "checkpoint_last.pt").weights
                          for name in ("ones", "forgotten", "measured"))

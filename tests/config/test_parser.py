@@ -7,14 +7,15 @@ import sys
 import pytest
 import yaml
 
-from lamina.cli import COMMANDS, load, main
+from lamina.cli import main
+from lamina.command_line import COMMANDS, load
 from lamina.config import presets
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, RETIRED, retired_for
-from lamina.config.fields import flatten
 from lamina.config.parser import make_parser, parse, resolve, spelled_out
 from lamina.config.presets import PRESETS
-from lamina.config.train import TrainConfig
+from lamina.config.train_options import TrainConfig
 from lamina.errors import ConfigError
+from lamina.fields import flatten
 
 
 def train_config(*words):

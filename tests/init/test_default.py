@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from golden_files import read_json
-from lamina.config.fusion import AttendedFusion, MemoryConfig
+from lamina.config.fusion_options import AttendedFusion, MemoryConfig
 from lamina.config.model import EmbeddingConfig, ModelConfig, StackConfig
 from lamina.interop.fairseq import places
 from lamina.models.build import build_model

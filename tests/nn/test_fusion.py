@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lamina.config.fusion import MemoryConfig
+from lamina.config.fusion_options import MemoryConfig
 from lamina.models.build import build_model
 from lamina.nn.fusion import FINAL, LayerAttention, LayerWise, spread_evenly
 from lamina.nn.stack import StackOutput

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from golden_files import read_tensors
-from lamina.config.fusion import AttendedFusion, HardFusion, MaxFusion, MeanFusion, PostnormFusion, SoftFusion
+from lamina.config.fusion_options import AttendedFusion, HardFusion, MaxFusion, MeanFusion, PostnormFusion, SoftFusion
 from lamina.config.presets import transformer_surface_fusion
 from lamina.decode.scoring import token_log_probs
 from lamina.models.build import build_model

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lamina.config.demo import DemoConfig
-from lamina.demo.corpus import build_corpus, write_corpus
+from lamina.config.tool_options import DemoConfig
+from lamina.demo_corpus.sentences import build_corpus, write_corpus
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ PLAIN, FUSED = "plain", "checkpoints"
 
 
 def run(config: DemoConfig) -> None:
-    from lamina.cli import main
+    from lamina.command_line import execute, guarded
 
     folder = Path(config.folder)
     _claim(folder, {"train-pairs": config.num_pairs, "seed": config.seed})
@@ -38,8 +39,8 @@ def run(config: DemoConfig) -> None:
           f"{len(corpus.test)} for testing, none of them shared", flush=True)
     for about, command in _commands(config, folder):
         print(f"\n# {about}\n$ lamina {command}", flush=True)
-        if main(shlex.split(command)):
-            raise SystemExit(2)
+        if code := guarded(partial(execute, shlex.split(command))):
+            raise SystemExit(code)
     _show_translations(config, folder, [source for source, _ in corpus.test], [target for _, target in corpus.test])
     print(f"| {time.perf_counter() - started:.0f} s in all; the model is {folder / FUSED / 'checkpoint_best.pt'}")
 

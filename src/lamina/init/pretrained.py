@@ -6,20 +6,9 @@ from pathlib import Path
 
 import torch
 
-from lamina.config.model import ModelConfig
 from lamina.errors import ConfigError, DataError
-from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.nn.embedding import TokenTable
 from lamina.text.vocabulary import Vocabulary
-
-
-def load_embeddings_(model: EncoderDecoder, config: ModelConfig, vocabularies: tuple[Vocabulary, Vocabulary]) -> None:
-    """Fill the tables for which the configuration names a file; words that it lacks keep their random vectors."""
-    sides = ((config.encoder.embed_path, model.source_embedding.table, vocabularies[0]),
-             (config.decoder.embed_path, model.target_embedding.table, vocabularies[1]))
-    for path, table, vocabulary in sides:
-        if path is not None:
-            fill_table_(table, Path(path), vocabulary)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
-from lamina.config.fusion import NoSurface
+from lamina.config.fusion_options import NoSurface
 from lamina.config.init import DefaultInit, ReZeroInit
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from lamina.config.fusion import AttendedFusion, HardFusion, MaxFusion, NoSurface, SurfaceConfig
+from lamina.config.fusion_options import AttendedFusion, HardFusion, MaxFusion, NoSurface, SurfaceConfig
 from lamina.config.init import AdminClosedForm, DeepNet, Init, OmegaInit, ReZeroInit, ReZeroPostNorm
 from lamina.config.model import ModelConfig, StackConfig
 from lamina.errors import ConfigError

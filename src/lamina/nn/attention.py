@@ -13,7 +13,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lamina.nn.cache import KeyValues, Turn
 from lamina.nn.layout import AnyLayout, Layout, join_heads, split_heads
-from lamina.nn.linear import Linear
 
 
 def kernels_for_any_length() -> AbstractContextManager[None]:
@@ -28,7 +27,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.dropout_p = dropout_p
-        self.out_proj = Linear(dim, dim)
+        self.out_proj = nn.Linear(dim, dim)
 
     def split(self, x: Tensor) -> Tensor:
         """(B, T, D) -> (B, H, T, C)"""
@@ -54,7 +53,7 @@ class SelfAttention(Attention):
 
     def __init__(self, dim: int, num_heads: int, dropout_p: float) -> None:
         super().__init__(dim, num_heads, dropout_p)
-        self.in_proj = Linear(dim, 3 * dim)  # rows: query, key, value
+        self.in_proj = nn.Linear(dim, 3 * dim)  # rows: query, key, value
 
     def forward(self, x: Tensor, layout: AnyLayout, *, is_causal: bool = False) -> Tensor:
         return self.out_proj(layout.attend_within(self.in_proj(x), self.num_heads, is_causal=is_causal,
@@ -82,7 +81,7 @@ class MemoryAttention(Attention):
 
     def __init__(self, dim: int, num_heads: int, dropout_p: float) -> None:
         super().__init__(dim, num_heads, dropout_p)
-        self.q_proj = Linear(dim, dim)
+        self.q_proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, memory: Tensor, memory_layout: AnyLayout, layout: AnyLayout | None = None) -> Tensor:
         """`memory` is what `project` makes of it. `layout` is that of x, which padded memories do not ask for."""
@@ -110,7 +109,7 @@ class CrossAttention(MemoryAttention):
 
     def __init__(self, dim: int, memory_dim: int, num_heads: int, dropout_p: float) -> None:
         super().__init__(dim, num_heads, dropout_p)
-        self.kv_proj = Linear(memory_dim, 2 * dim)  # rows: key, value
+        self.kv_proj = nn.Linear(memory_dim, 2 * dim)  # rows: key, value
 
     def project(self, memory: Tensor) -> Tensor:
         """(B, S, D) -> (B, S, 2 * D), keys then values"""
@@ -122,8 +121,8 @@ class SurfaceAttention(MemoryAttention):
 
     def __init__(self, dim: int, memory_dim: int, num_heads: int, dropout_p: float) -> None:
         super().__init__(dim, num_heads, dropout_p)
-        self.k_proj = Linear(memory_dim, dim)
-        self.v_proj = Linear(memory_dim, dim)
+        self.k_proj = nn.Linear(memory_dim, dim)
+        self.v_proj = nn.Linear(memory_dim, dim)
 
     def project(self, keys: Tensor, values: Tensor) -> Tensor:
         """(B, S, D) each -> (B, S, 2 * D)"""

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.nn.dropout import dropout
-from lamina.nn.linear import Linear
 
 
 def _identity(x: Tensor) -> Tensor:
@@ -32,8 +31,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, dim: int, inner_dim: int, activation: str, dropout_p: float) -> None:
         super().__init__()
-        self.fc1 = Linear(dim, inner_dim)
-        self.fc2 = Linear(inner_dim, dim)
+        self.fc1 = nn.Linear(dim, inner_dim)
+        self.fc2 = nn.Linear(inner_dim, dim)
         self.activation = ACTIVATIONS[activation]
         self.dropout_p = dropout_p
 

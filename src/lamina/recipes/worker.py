@@ -54,7 +54,7 @@ def main(folder: Path) -> int:
 
 
 def _outcome(stage: Stage) -> dict[str, str]:
-    from lamina.cli import execute
+    from lamina.command_line import execute
 
     try:
         execute(list(stage.words))

@@ -10,17 +10,17 @@ from typing import Any
 from torch import nn
 
 from lamina.config.batches import DataConfig
-from lamina.config.decode import SearchConfig
 from lamina.config.model import ModelConfig
-from lamina.config.train import ValidationConfig
+from lamina.config.search_options import SearchConfig
+from lamina.config.train_options import ValidationConfig
 from lamina.data.batching import AnyBatch, Batch
 from lamina.data.corpus import Languages, ParallelCorpus, find_languages, load_dictionaries, open_corpus
-from lamina.data.folder import read_manifest
-from lamina.decode.beam import Search
-from lamina.decode.rows import search_rows
-from lamina.decode.sentences import rows_of
+from lamina.data.data_folder import read_manifest
+from lamina.decode.batched_search import search_rows
+from lamina.decode.requests import rows_of
+from lamina.decode.search import Search
 from lamina.errors import ConfigError
-from lamina.init.pretrained import load_embeddings_
+from lamina.init.pretrained import fill_table_
 from lamina.metrics.bleu import corpus_bleu
 from lamina.metrics.rouge import Rouge
 from lamina.models.encoder_decoder import EncoderDecoder
@@ -66,7 +66,11 @@ class Translation(Task):
                               f"{self.folders[0]} differ. Preprocess with --joined-dictionary.")
         model = super().build_model()
         assert isinstance(model, EncoderDecoder)
-        load_embeddings_(model, self.model_config, self.vocabularies)
+        config = self.model_config
+        for path, embedding, vocabulary in ((config.encoder.embed_path, model.source_embedding, self.vocabularies[0]),
+                                            (config.decoder.embed_path, model.target_embedding, self.vocabularies[1])):
+            if path is not None:
+                fill_table_(embedding.table, Path(path), vocabulary)
         return model
 
     def figures(self, model: nn.Module, batches: Iterable[AnyBatch], config: ValidationConfig, note: Callable[[str], Any],

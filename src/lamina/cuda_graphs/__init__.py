@@ -1,0 +1,1 @@
+"""CUDA graphs: kernels captured once and replayed, for training and for decoding."""

@@ -1,0 +1,1 @@
+"""Everything that removes layers: cutting them out, and finding which ones a model can do without."""
