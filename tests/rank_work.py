@@ -18,24 +18,19 @@ from torch import multiprocessing as mp
 
 import lamina.training.update as update_module
 from lamina.cli import main
-from lamina.config.init import Admin
 from lamina.config.model import ModelConfig
-from lamina.config.optim import Nag
 from lamina.config.ranks_options import RanksConfig
-from lamina.config.train_options import (
-    Criterion,
-    LabelSmoothedCrossEntropy,
-    OptimizationConfig,
-    PrecisionConfig,
-    SentenceLoss,
-)
+from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.data.labelled_sentences import SentenceBatch
 from lamina.distributed.launch import joined
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.replicated import ReplicatedWeights
 from lamina.distributed.sharded import ShardedWeights
 from lamina.distributed.weights import FlatWeights
-from lamina.training.admin_profile import fill_omegas_
+from lamina.parts.contracts import Beginning, Criterion
+from lamina.parts.criteria import LabelSmoothedCrossEntropy, SentenceLoss
+from lamina.parts.residuals import Admin
+from lamina.parts.update_rules import Nag
 from lamina.training.layer_drop import LayerDrop
 from lamina.training.loop import update_seed
 from lamina.training.loss import batch_loss
@@ -97,7 +92,8 @@ def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dt
     config = case.config
     model = case.new_model(config).to(ranks.device)
     if isinstance(config.init, Admin) and ranks.is_first:
-        fill_omegas_(model, config.init, lambda number: [case.batch(0).to(ranks.device)] * number, Path(), 1, lambda text: None)
+        config.init.begin_(Beginning(model, lambda number: [case.batch(0).to(ranks.device)] * number, Path(), 1,
+                                     lambda text: None))
     for parameter in model.parameters():
         ranks.broadcast_(parameter.data)
     # Not Adam: the bias of keys has no gradient but rounding, which Adam would divide by itself.

@@ -21,7 +21,10 @@ LAYERS = """
     console
     provenance
     threads
+    traits
+    registry
     fields
+    parts
     config
     command_line
     text
@@ -68,13 +71,20 @@ def layer_of(module):
     return LAYERS.index(max(covering, key=len))
 
 
+# Parts name what they build inside their methods alone: those are called from below, where it has been imported long ago.
+PARTS = ("parts", "tasks.kinds")
+
+
 def imports(path):
     """(module below lamina, line) for each import of ours; those for the type checker alone do not count."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    typing_only = {id(node) for branch in ast.walk(tree) if isinstance(branch, ast.If)
-                   and ast.unparse(branch.test) == "TYPE_CHECKING" for node in ast.walk(branch)}
+    left_out = {id(node) for branch in ast.walk(tree) if isinstance(branch, ast.If)
+                and ast.unparse(branch.test) == "TYPE_CHECKING" for node in ast.walk(branch)}
+    if name_of(path).startswith(PARTS):
+        left_out |= {id(node) for function in ast.walk(tree) if isinstance(function, ast.FunctionDef)
+                     for node in ast.walk(function)}
     for node in ast.walk(tree):
-        if id(node) in typing_only:
+        if id(node) in left_out:
             continue
         if isinstance(node, ast.Import):
             yield from ((alias.name.removeprefix("lamina."), node.lineno) for alias in node.names

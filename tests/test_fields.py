@@ -7,6 +7,7 @@ import pytest
 from lamina.config.train_options import TrainConfig
 from lamina.errors import ConfigError
 from lamina.fields import build, check, coerce, flag, flatten, leaves, part, unique_leaves, variant, with_positive_names
+from lamina.traits import BLOCKS, PAIRS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +143,8 @@ def test_an_option_of_another_task_is_an_error():
         """All."""
 
         task: str = flag("translation", "what to learn", choices=("translation", "language_modeling"))
-        lang: str | None = flag(None, "language", tasks=("translation",))
-        block: Block = part(Block, "block-", tasks=("language_modeling",))
+        lang: str | None = flag(None, "language", wants=(PAIRS,))
+        block: Block = part(Block, "block-", wants=(BLOCKS,))
 
     build(Config, {"block-size": 8}, explicit=["block-size"])
     build(Config, {"block-size": 9, "task": "language_modeling"}, explicit=["block-size"])

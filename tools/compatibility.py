@@ -67,8 +67,9 @@ class Refusal(NamedTuple):
 
 NO_ENCODER_AND_DECODER = Refusal("it belongs to --task translation",
                                  "fusion is what a decoder reads of an encoder; models of this task have but one of them")
-NO_FUSION_IN_FAIRSEQ = Refusal("fairseq has no fusion of encoder layers or of the source embeddings",
-                               "there is no fusion in fairseq itself; checkpoints of the fork that has it can be read")
+NO_FUSION_IN_FAIRSEQ_TEXT = "there is no fusion in fairseq itself; checkpoints of the fork that has it can be read"
+NO_SURFACE_IN_FAIRSEQ = Refusal("SurfaceFusion mixes a second distribution", NO_FUSION_IN_FAIRSEQ_TEXT)
+NO_MIX_IN_FAIRSEQ = Refusal("its decoder layers read different states of the encoder", NO_FUSION_IN_FAIRSEQ_TEXT)
 NO_SCALES_IN_FAIRSEQ = Refusal("`lamina fold` turns them into plain ones",
                                "there are no scaled residuals in fairseq itself: run `lamina fold` first")
 NO_MASKED_IN_FAIRSEQ = Refusal("is not written in its layout", "only translation and language models are written for fairseq")
@@ -86,8 +87,8 @@ def refusal(cell: Cell, step: str) -> Refusal | None:
     if step == "fairseq":
         if cell.task not in ("translation", "language_modeling"):
             return NO_MASKED_IN_FAIRSEQ
-        if cell.fusion != "plain":
-            return NO_FUSION_IN_FAIRSEQ
+        if cell.fusion != "plain" and cell.residual != "Admin":
+            return NO_SURFACE_IN_FAIRSEQ if cell.fusion == "SurfaceFusion" else NO_MIX_IN_FAIRSEQ
         return NO_SCALES_IN_FAIRSEQ if cell.residual == "Admin" else None
     if step == "CTranslate2":
         if cell.task not in ("translation", "language_modeling"):

@@ -11,9 +11,9 @@ from typing import Any
 import compatibility
 from lamina.command_line import COMMANDS, load
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, Retired, retired_for
-from lamina.config.presets import PRESETS, TASK_PRESETS
 from lamina.fields import Leaf, default_text, flatten, leaves, unique_leaves
 from lamina.recipes.results import fill_page, read_rows
+from lamina.registry import register
 
 NOTE = "<!-- Written by `make docs` from the configuration classes: change those, or tools/write_docs.py. -->"
 
@@ -266,8 +266,8 @@ PRESET_COLUMNS = ("layers", "embed-dim", "ffn-embed-dim", "attention-heads", "no
 
 def _presets_table() -> str:
     rows = []
-    for name, preset in PRESETS.items():
-        flat, tasks = flatten(preset()), [task for task, presets in TASK_PRESETS.items() if name in presets]
+    for name, preset in register.arch.items():
+        flat, tasks = flatten(preset()), register.arch.tasks_of(name)
         stacks = [_shown_once(flat[f"{stack}-{column}"] for stack in _stacks(tasks[0])) for column in PRESET_COLUMNS]
         rows.append((f"`{name}`", ", ".join(tasks), *stacks, *(str(flat[drop]) for drop in (
             "dropout", "attention-dropout", "activation-dropout"))))
@@ -275,10 +275,9 @@ def _presets_table() -> str:
                   rows)
 
 
-def _stacks(task: str) -> list[str]:
+def _stacks(task: str) -> tuple[str, ...]:
     """Which of the stacks a task's models have."""
-    homes = {stack: _homes(config_class("train"), f"{stack}-layers")[0] for stack in ("encoder", "decoder")}
-    return [stack for stack, leaf in homes.items() if not leaf.tasks or task in leaf.tasks]
+    return register.task[task].stacks
 
 
 def _shown_once(values: Iterable[Any]) -> str:

@@ -2,12 +2,15 @@
 
 Default, type, help and check of an option live on its field and nowhere else. A configuration is nested in code and
 flat outside: `flatten` gives {"encoder-layers": 6, ...}, the form of a recipe, of a checkpoint and of `--print-config`,
-and `build` turns such a mapping back into the nested dataclasses. Three kinds of field:
+and `build` turns such a mapping back into the nested dataclasses. Four kinds of field:
 
     flag(default, help)                one option
     part(Class, prefix="encoder-")     a nested dataclass whose options carry the prefix
-                                       (flags and parts that only some tasks know say so with tasks=...)
     variant("optimizer", help, kinds)  one of several dataclasses, chosen by an option of its own
+    every(kinds)                       all of several dataclasses, each with its options
+
+`kinds` is a table of registry.py (or any mapping), so parts added later have flags like all others. Flags and parts that
+mean something for some tasks only name the trait that those tasks have: `wants=("source",)`.
 """
 
 from __future__ import annotations
@@ -16,14 +19,25 @@ import ast
 import dataclasses
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from lamina.errors import ConfigError
+from lamina.registry import register, version
 
 T = TypeVar("T")
+
+
+class UnknownPartError(ConfigError):
+    """A name that is none of an option's choices; a part that nobody registered, it may be."""
+
+    def __init__(self, option: str, name: object, known: Iterable[str]) -> None:
+        super().__init__(f"--{option} is {name!r}; it must be one of {', '.join(known)}.")
+        self.option, self.name = option, name
+
+
 REQUIRED: Any = MISSING
 NO_VALUE: Any = object()
 
@@ -35,10 +49,10 @@ class FlagInfo:
     help: str
     name: str | None = None
     aliases: tuple[str, ...] = ()
-    choices: tuple[str, ...] | None = None
+    choices: Collection[str] | None = None
     paper: str = ""  # where a reader can check, "Admin §4.3"
     needs: tuple[str, ...] = ()  # flags without which this one does nothing; "!x": with which it does nothing
-    tasks: tuple[str, ...] = ()  # values of --task with which it does something; none: all of them
+    wants: tuple[str, ...] = ()  # traits of a task, any of which makes it do something; none: it does with all tasks
     metavar: str | None = None
     bare_value: Any = NO_VALUE  # what `--flag` alone means, where a value is optional
     positional: bool = False
@@ -50,18 +64,33 @@ class FlagInfo:
 class PartInfo:
     cls: type
     prefix: str
-    tasks: tuple[str, ...] = ()  # as a flag's, for all flags inside that do not say it themselves
+    wants: tuple[str, ...] = ()  # as a flag's, for all flags inside that do not say it themselves
 
 
 @dataclass(frozen=True)
 class VariantInfo:
     name: str
     help: str
-    kinds: Mapping[str, type]
-    default: str
+    kinds: Mapping[str, Any]
+    default: str  # "": the first of the kinds
     paper: str = ""
     aliases: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()  # as a flag's
+    wants: tuple[str, ...] = ()  # as a flag's
+    needs: tuple[str, ...] = ()  # likewise
+    # Flags without a value that choose a kind, as published command lines do; where several are given, the last here wins.
+    switches: Mapping[str, Switch] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EveryInfo:
+    kinds: Mapping[str, Any]
+    wants: tuple[str, ...] = ()
+
+
+class Switch(NamedTuple):
+    kind: str
+    help: str
+    paper: str = ""
 
 
 def flag(default: Any, help: str, *, needs: str | Iterable[str] = (), **info: Any) -> Any:
@@ -70,13 +99,24 @@ def flag(default: Any, help: str, *, needs: str | Iterable[str] = (), **info: An
     return field(default=default, metadata={"info": FlagInfo(help=help, needs=needs, **info)})
 
 
-def part(cls: type, prefix: str = "", tasks: tuple[str, ...] = ()) -> Any:
-    default: Any = {} if any(leaf.default is MISSING for leaf in leaves(cls)) else {"default_factory": cls}
-    return field(metadata={"info": PartInfo(cls, prefix, tasks)}, **default)
+def part(cls: type, prefix: str = "", wants: tuple[str, ...] = ()) -> Any:
+    default: Any = {"default_factory": cls} if _has_defaults(cls) else {}
+    return field(metadata={"info": PartInfo(cls, prefix, wants)}, **default)
 
 
-def variant(name: str, help: str, kinds: Mapping[str, type], *, default: str, **info: Any) -> Any:
-    return field(default_factory=kinds[default], metadata={"info": VariantInfo(name, help, kinds, default, **info)})
+def _has_defaults(cls: type) -> bool:
+    return not any(item.default is MISSING and item.default_factory is MISSING for item in fields(cls))
+
+
+def variant(name: str, help: str, kinds: Mapping[str, Any], *, default: str, **info: Any) -> Any:
+    # Looked up when it is needed: a table may not be filled yet while classes are made.
+    return field(default_factory=lambda: kinds[default or next(iter(kinds))](),
+                 metadata={"info": VariantInfo(name, help, kinds, default, **info)})
+
+
+def every(kinds: Mapping[str, Any], wants: tuple[str, ...] = ()) -> Any:
+    return field(default_factory=lambda: tuple(kind() for kind in kinds.values()),
+                 metadata={"info": EveryInfo(kinds, wants)})
 
 
 @dataclass(frozen=True)
@@ -89,7 +129,8 @@ class Leaf:
     info: FlagInfo
     group: str
     chosen_by: tuple[tuple[str, str], ...] = ()  # (("optimizer", "adam"),): part of the configuration only then
-    tasks: tuple[str, ...] = ()  # part of the configuration always, but read in these tasks only
+    wants: tuple[str, ...] = ()  # part of the configuration always, but read in tasks with one of these traits only
+    sets: tuple[str, str] | None = None  # a switch: the variant and the kind that it chooses
 
     @property
     def is_bool(self) -> bool:
@@ -99,29 +140,62 @@ class Leaf:
     def spelling(self) -> str:
         return self.name if self.info.positional else f"--{self.name}"
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Values of --task with which it does something; none: all of them."""
+        return tuple(name for name, kind in register.task.items() if kind.traits & set(self.wants)) if self.wants else ()
 
-@cache
+
 def leaves(cls: type) -> tuple[Leaf, ...]:
     """Every option of a configuration class; one that several variants share comes once for each of them."""
-    return tuple(_leaves(cls, "", (), ()))
+    return _known_leaves(cls, version())
 
 
-def _leaves(cls: type, prefix: str, chosen_by: tuple[tuple[str, str], ...], tasks: tuple[str, ...]) -> Iterator[Leaf]:
+@cache
+def _known_leaves(cls: type, version: int) -> tuple[Leaf, ...]:
+    found = tuple(_leaves(cls, "", (), ()))
+    _check_names(cls, found)
+    return found
+
+
+def _check_names(cls: type, found: tuple[Leaf, ...]) -> None:
+    """Parts of one kind may share an option, since only one of them is chosen; an option of two kinds would mean two things."""
+    homes: dict[str, Leaf] = {}
+    for leaf in found:
+        first = homes.setdefault(leaf.name, leaf)
+        owners = [home.chosen_by[-1:] for home in (first, leaf)]
+        if first is not leaf and not (owners[0] and owners[1] and owners[0][0][0] == owners[1][0][0]):
+            own = next((owner[0] for owner in reversed(owners) if owner), None)
+            raise ConfigError(f"--{leaf.name} is declared twice in {cls.__name__}"
+                              f"{f', once by --{own[0]} {own[1]}' if own else ''}: an option has one meaning. Choose another "
+                              "name for the newer one.")
+
+
+def _leaves(cls: type, prefix: str, chosen_by: tuple[tuple[str, str], ...], wants: tuple[str, ...]) -> Iterator[Leaf]:
     hints = _type_hints(cls)
-    group = (cls.__doc__ or cls.__name__).strip().splitlines()[0].rstrip(".")
+    group = getattr(cls, "topic", "") or (cls.__doc__ or cls.__name__).strip().splitlines()[0].rstrip(".")
     for item in fields(cls):
         info = item.metadata["info"]
         match info:
             case PartInfo():
-                yield from _leaves(info.cls, prefix + info.prefix, chosen_by, info.tasks or tasks)
+                yield from _leaves(info.cls, prefix + info.prefix, chosen_by, info.wants or wants)
             case VariantInfo():
-                selector = FlagInfo(info.help, choices=tuple(info.kinds), paper=info.paper, aliases=info.aliases)
-                yield Leaf(prefix + info.name, str, info.default, selector, group, chosen_by, info.tasks or tasks)
+                default = info.default or next(iter(info.kinds))
+                topic = getattr(info.kinds[default], "topic", "") or group
+                selector = FlagInfo(info.help, choices=tuple(info.kinds), paper=info.paper, needs=info.needs,
+                                    aliases=tuple(prefix + alias for alias in info.aliases))
+                yield Leaf(prefix + info.name, str, default, selector, topic, chosen_by, info.wants or wants)
+                for name, switch in info.switches.items():
+                    yield Leaf(prefix + name, bool, False, FlagInfo(switch.help, paper=switch.paper, needs=info.needs), topic,
+                               chosen_by, info.wants or wants, sets=(prefix + info.name, switch.kind))
                 for kind, kind_cls in info.kinds.items():
-                    yield from _leaves(kind_cls, prefix, (*chosen_by, (prefix + info.name, kind)), info.tasks or tasks)
+                    yield from _leaves(kind_cls, prefix, (*chosen_by, (prefix + info.name, kind)), info.wants or wants)
+            case EveryInfo():
+                for kind_cls in info.kinds.values():
+                    yield from _leaves(kind_cls, prefix, chosen_by, info.wants or wants)
             case FlagInfo():
                 yield Leaf(prefix + _flat_name(item), hints[item.name], item.default, info, group, chosen_by,
-                           info.tasks or tasks)
+                           info.wants or wants)
 
 
 @cache
@@ -144,6 +218,9 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
             case VariantInfo():
                 flat[prefix + info.name] = next(kind for kind, cls in info.kinds.items() if cls is type(value))
                 flat |= flatten(value, prefix)
+            case EveryInfo():
+                for own in value:
+                    flat |= flatten(own, prefix)
             case FlagInfo():
                 flat[prefix + _flat_name(item)] = list(value) if isinstance(value, tuple) else value
     return flat
@@ -156,15 +233,33 @@ def build(cls: type[T], values: Mapping[str, Any], explicit: Iterable[str] = ())
     combination is an error, since it silently would not do what its author expects.
     """
     used: set[str] = set()
+    values = with_switches_applied(cls, values, explicit)  # type: ignore[arg-type]
     config = _build(cls, values, "", used)
     known = {leaf.name for leaf in leaves(cls)}  # type: ignore[arg-type]
     unknown = [name for name in values if name not in known]
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]!r}.{suggestion(unknown[0], known)}")
     flat = flatten(config)
-    for name in explicit:
-        _check_effect(cls, name, values, flat, is_used=name in used)
+    switches = {leaf.name: leaf.sets[0] for leaf in unique_leaves(cls) if leaf.sets}  # type: ignore[arg-type]
+    for name in (switches.get(name, name) for name in explicit):
+        if name in values:
+            _check_effect(cls, name, values, flat, is_used=name in used)
     return config
+
+
+def with_switches_applied(cls: type, values: Mapping[str, Any], explicit: Iterable[str] = ()) -> dict[str, Any]:
+    """{"transparent-attention": True} as {"fusion": "transparent"}; the switches themselves are gone then."""
+    switches = [leaf for leaf in unique_leaves(cls) if leaf.sets]
+    rest = {name: value for name, value in values.items() if name not in {leaf.name for leaf in switches}}
+    for leaf in switches:
+        assert leaf.sets
+        selector, kind = leaf.sets
+        if leaf.name in values and coerce(bool, values[leaf.name], leaf.name):
+            if selector in explicit and values.get(selector) != kind:
+                raise ConfigError(f"--{leaf.name} means --{selector} {kind}, but --{selector} is {values.get(selector)!r}. "
+                                  "Leave one of them out.")
+            rest[selector] = kind
+    return rest
 
 
 def _build(cls: type[T], values: Mapping[str, Any], prefix: str, used: set[str]) -> T:
@@ -178,10 +273,12 @@ def _build(cls: type[T], values: Mapping[str, Any], prefix: str, used: set[str])
             case VariantInfo():
                 name = prefix + info.name
                 used.add(name)
-                kind = values.get(name, info.default)
+                kind = values.get(name, info.default or next(iter(info.kinds)))
                 if not isinstance(kind, str) or kind not in info.kinds:
-                    raise ConfigError(f"--{name} is {kind!r}; it must be one of {', '.join(info.kinds)}.")
+                    raise UnknownPartError(name, kind, info.kinds)
                 arguments[item.name] = _build(info.kinds[kind], values, prefix, used)
+            case EveryInfo():
+                arguments[item.name] = tuple(_build(own, values, prefix, used) for own in info.kinds.values())
             case FlagInfo():
                 name = prefix + _flat_name(item)
                 used.add(name)
@@ -205,10 +302,13 @@ def _check_effect(cls: type, name: str, values: Mapping[str, Any], flat: dict[st
                 if kind not in owners[selector]:
                     owners[selector].append(kind)
         selector, kinds = next((s, k) for s, k in owners.items() if flat.get(s) not in k)
+        switch = next((leaf.name for leaf in leaves(cls) if leaf.sets == (selector, kinds[0])), None)
+        if switch is not None:
+            raise ConfigError(f"--{name} has no effect without --{switch}. Add --{switch}, or leave --{name} out.")
         raise ConfigError(f"--{name} has no effect with --{selector} {flat.get(selector)}; it belongs to "
                           f"--{selector} {' or '.join(kinds)}. Leave it out, or choose one of those.")
     home = next(leaf for leaf in homes if all(flat.get(s) == k for s, k in leaf.chosen_by))
-    if home.tasks and flat.get("task", home.tasks[0]) not in home.tasks:
+    if home.wants and (flat.get("task") or home.tasks[0]) not in home.tasks:
         raise ConfigError(f"--{name} has no effect with --task {flat['task']}; it belongs to --task "
                           f"{' or '.join(home.tasks)}. Leave it out.")
     # What would be off in any case may be switched off.
@@ -220,14 +320,14 @@ def _check_effect(cls: type, name: str, values: Mapping[str, Any], flat: dict[st
                               f"--{name} {how}. Add --{wanted}, or leave --{name} out.")
 
 
-def coerce(kind: Any, value: Any, name: str, choices: tuple[str, ...] | None = None) -> Any:
+def coerce(kind: Any, value: Any, name: str, choices: Collection[str] | None = None) -> Any:
     """`value`, a flag's text or a recipe's YAML value, as the field's type."""
     try:
         result = _coerce(kind, value)
     except (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError):
         raise ConfigError(f"--{name} is {value!r}; it must be {describe(kind)}.") from None
     if choices is not None and result is not None and result not in choices:
-        raise ConfigError(f"--{name} is {result!r}; it must be one of {', '.join(choices)}.")
+        raise UnknownPartError(name, result, choices)
     return result
 
 

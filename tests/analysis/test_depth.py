@@ -17,16 +17,19 @@ from lamina.analysis.depth import (
     sums_of,
     variances,
 )
-from lamina.analysis.samples import made_up_batch
-from lamina.config.fusion_options import AttendedFusion, MemoryConfig
-from lamina.config.init import Admin, AdminClosedForm, DeepNet, DefaultInit, ReZeroInit, ReZeroPostNorm
 from lamina.config.model import EmbeddingConfig, ModelConfig, StackConfig
-from lamina.config.train_options import CrossEntropy
-from lamina.models.build import BUILDERS, build_model
+from lamina.models.build import build_model
+from lamina.parts.criteria import CrossEntropy
+from lamina.parts.encoder_fusion import LayerWiseFusion
+from lamina.parts.residuals import Admin, AdminClosedForm, DeepNet, DefaultInit, ReZeroInit, ReZeroPostNorm
+from lamina.parts.surface_fusion import AttendedFusion
+from lamina.registry import register
+from lamina.tasks.kinds import LanguageModelingKind, TranslationKind
 from lamina.training.loss import batch_loss
 from tiny import VOCABULARY_SIZE, tiny_config, tiny_model
 
-BATCH = made_up_batch("translation", (VOCABULARY_SIZE,) * 2, 6, 10)
+PAIRS, TEXT = TranslationKind(), LanguageModelingKind()
+BATCH = PAIRS.made_up_batch((VOCABULARY_SIZE,) * 2, 6, 10, seed=0)
 
 
 def fresh(**changes):
@@ -137,8 +140,8 @@ def test_output_change_grows_with_depth_in_post_norm_and_with_its_logarithm_in_a
     stack = StackConfig(model_dim=64, ffn_dim=64, num_heads=8)
     config = ModelConfig(encoder=stack, decoder=stack, embedding=EmbeddingConfig(max_source_positions=32,
                                                                                  max_target_positions=32))
-    batch = made_up_batch("translation", (100, 100), 4, 16)
-    changes = output_change_by_depth("translation", config, (100, 100), batch, (20, 200), repeats=6)
+    batch = PAIRS.made_up_batch((100, 100), 4, 16, seed=0)
+    changes = output_change_by_depth(PAIRS, config, (100, 100), batch, (20, 200), repeats=6)
     growth = {name: deep / shallow for name, (shallow, deep) in changes.items()}
     assert growth["Post-LN"] > 3 * growth["Admin"]
     assert growth["Post-LN"] > 3 * growth["Pre-LN"]
@@ -146,10 +149,10 @@ def test_output_change_grows_with_depth_in_post_norm_and_with_its_logarithm_in_a
 
 
 def test_a_configuration_at_another_depth():
-    config = tiny_config(num_layers=3, memory=MemoryConfig(is_layer_wise=True), surface=AttendedFusion(layer=2), dropout_p=0.1)
-    deep = at_depth("translation", config, 40, False, Admin())
+    config = tiny_config(num_layers=3, fusion=LayerWiseFusion(), surface=AttendedFusion(layer=2), dropout_p=0.1)
+    deep = at_depth(PAIRS, config, 40, False, Admin())
     assert (deep.encoder.num_layers, deep.decoder.num_layers, deep.dropout.dropout_p) == (20, 1, 0.0)
-    assert at_depth("language_modeling", tiny_config(), 40, True, DefaultInit()).decoder.num_layers == 20
+    assert at_depth(TEXT, tiny_config(), 40, True, DefaultInit()).decoder.num_layers == 20
     assert list(kinds_to_compare(config)) == ["Post-LN", "Pre-LN", "Admin"]
     assert kinds_to_compare(tiny_config(init=DeepNet(layers=(9, 9))))["deepnet"] == (False, DeepNet())
     assert list(kinds_to_compare(tiny_config(init=DeepNet()))) == ["Post-LN", "Pre-LN", "Admin", "deepnet"]
@@ -158,12 +161,12 @@ def test_a_configuration_at_another_depth():
 # -- samples
 
 
-@pytest.mark.parametrize("task", ["translation", "language_modeling", "masked_lm", "sentence_prediction"])
+@pytest.mark.parametrize("task", list(register.task))
 def test_made_up_batches_run(task):
     config = replace(tiny_config(share_all=False), embedding=replace(tiny_config(share_all=False).embedding, max_positions=64))
-    sizes = (VOCABULARY_SIZE,) * (2 if task == "translation" else 1)
-    model, batch = BUILDERS[task](config, sizes).eval(), made_up_batch(task, sizes, 3, 9)
+    kind = register.task[task]()
+    sizes = kind.vocab_sizes(VOCABULARY_SIZE)
+    model, batch = kind.build_model(config, sizes).eval(), kind.made_up_batch(sizes, 3, 9, seed=0)
     sums = batch_loss(model, batch, CrossEntropy())
     assert sums.loss.isfinite()
-    assert set(gradient_norms(model, batch)) == set(sums_of(model, batch)) == (
-        {"encoder", "decoder"} if task == "translation" else {"decoder"} if task == "language_modeling" else {"encoder"})
+    assert set(gradient_norms(model, batch)) == set(sums_of(model, batch)) == set(kind.stacks)

@@ -62,7 +62,7 @@ def test_generating_needs_no_profile(data, tmp_path, capsys, monkeypatch):
 
 def test_profiling_disturbs_neither_data_nor_dropout(data, tmp_path, monkeypatch):
     """With omegas put back to 1, a run that profiled is the run that did not."""
-    from lamina.training import admin_profile
+    from lamina.init import admin_profile
 
     flags = ["--max-update", "4", "--dropout", "0.2"]
     assert train(data, tmp_path / "measured", *flags, "--init-type", "admin", "--admin-profile-batches", "3") == 0

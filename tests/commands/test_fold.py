@@ -62,7 +62,7 @@ def test_errors(data, trained, tmp_path, capsys):
     output = tmp_path / "plain.pt"
     assert main(["fold", str(trained), "--output", str(output)]) == 0
     assert main(["fold", str(output), "--output", str(tmp_path / "again.pt")]) == 2
-    assert "plain residuals already" in capsys.readouterr().err
+    assert "nothing to fold" in capsys.readouterr().err
     assert main(["generate", data, "--path", str(output), "--gen-subset", "valid", "--encoder-layers-to-keep", "1"]) == 2
     assert "Prune the model as it was trained" in capsys.readouterr().err
     assert not (tmp_path / "again.pt").exists()

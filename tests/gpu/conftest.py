@@ -3,7 +3,7 @@
 import pytest
 
 import lamina.cuda_graphs.recorder as captured_module
-import lamina.training.loss as loss_module
+import lamina.nn.cross_entropy as loss_module
 import lamina.training.update as update_module
 
 

@@ -97,7 +97,8 @@ def test_fairseq_gets_its_own_names_and_numbers_back(tmp_path, fixture):
 
 
 @pytest.mark.parametrize(("fixture", "reason"), [
-    ("sf_att_hard_gate08", "no fusion"), ("ta_ffn", "no fusion"), ("admin_adaptive", "lamina fold"),
+    ("sf_att_hard_gate08", "SurfaceFusion mixes a second distribution"),
+    ("ta_ffn", "read different states of the encoder"), ("admin_adaptive", "lamina fold"),
     ("transformer_lm_adaptive", "adaptive vocabularies"), ("roberta_tiny", "--task masked_lm")])
 def test_what_fairseq_does_not_have_is_refused(tmp_path, fixture, reason):
     with pytest.raises(CheckpointError, match=reason):

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+import lamina.nn.cross_entropy as loss_module
 from lamina.nn.adaptive import AdaptiveHead, AdaptiveTable, Band, Tail
+from lamina.nn.cross_entropy import Term
 from lamina.nn.embedding import TokenTable
-from lamina.nn.heads import Term
-from lamina.training import loss as loss_module
-from lamina.training.loss import adaptive_loss
 
 SIZES, DIMS, DIM = (6, 5, 4), (8, 4, 2), 8
 
@@ -49,10 +48,10 @@ def test_only_the_words_of_a_text_and_never_padding_learn():
 
 def test_words_alone_and_the_whole_vocabulary_agree():
     softmax, features = head(), torch.randn(30, DIM)
-    every = softmax.log_probs(features)
+    every = softmax.scores(features)
     torch.testing.assert_close(every.exp().sum(dim=1), torch.ones(30))
     target = torch.arange(30) % 15
-    torch.testing.assert_close(softmax.target_log_probs(features, target), every.gather(1, target[:, None])[:, 0])
+    torch.testing.assert_close(softmax._of_targets(features, target), every.gather(1, target[:, None])[:, 0])
 
 
 @pytest.mark.parametrize("chunk", [2**24, 20])
@@ -63,9 +62,10 @@ def test_loss_and_gradients_are_those_of_the_whole_vocabulary(monkeypatch, chunk
     target = torch.randint(0, 15, (3, 6))
     target[0, :] = torch.tensor([1, 7, 12, 0, 14, 6])  # padding, then the words at its place in the bands
     leaves = [features.requires_grad_(), *softmax.parameters()]
-    sums = adaptive_loss([Term(features, 1.0)], softmax, target, pad_id=1, target_on_host=target.numpy() if on_host else None)
+    sums = softmax.loss([Term(features, 1.0)], target, smoothing=0.0, pad_id=1,
+                        target_on_host=target.numpy() if on_host else None)
     own = torch.autograd.grad(sums.loss, leaves)
-    expected = -softmax.log_probs(features).gather(2, target[:, :, None])[:, :, 0][target.ne(1)].sum()
+    expected = -softmax.scores(features).gather(2, target[:, :, None])[:, :, 0][target.ne(1)].sum()
     torch.testing.assert_close(sums.loss, expected)
     torch.testing.assert_close(sums.nll, expected.detach())
     for found, wanted in zip(own, torch.autograd.grad(expected, leaves), strict=True):
@@ -77,15 +77,16 @@ def test_a_tail_is_computed_for_its_own_words_alone(monkeypatch):
     own = Tail.features
     monkeypatch.setattr(Tail, "features", lambda self, x: seen.append(len(x)) or own(self, x))
     target = np.array([[2, 3, 7, 2, 13, 13]])
-    adaptive_loss([Term(torch.randn(1, 6, DIM), 1.0)], softmax, torch.from_numpy(target), pad_id=1, target_on_host=target)
+    softmax.loss([Term(torch.randn(1, 6, DIM), 1.0)], torch.from_numpy(target), smoothing=0.0, pad_id=1,
+                 target_on_host=target)
     assert seen == [1, 2]
     seen.clear()
-    adaptive_loss([Term(torch.randn(1, 2, DIM), 1.0)], softmax, torch.tensor([[2, 3]]), pad_id=1)
+    softmax.loss([Term(torch.randn(1, 2, DIM), 1.0)], torch.tensor([[2, 3]]), smoothing=0.0, pad_id=1)
     assert seen == []
 
 
 def test_dropout_in_training_alone():
     softmax, features = head(dropout_p=0.5), torch.randn(4, DIM)
-    torch.testing.assert_close(softmax.log_probs(features), softmax.log_probs(features))
+    torch.testing.assert_close(softmax.scores(features), softmax.scores(features))
     softmax.train()
     assert not torch.equal(softmax.tails[0].features(features), softmax.tails[0].features(features))

@@ -6,8 +6,8 @@ import torch
 from golden_files import compare_with_fixture, read_json, read_tensors
 from lamina.errors import CheckpointError
 from lamina.interop.fairseq import model_from_fairseq
+from lamina.nn.cross_entropy import label_smoothed_loss
 from lamina.nn.stack import ActiveLayers
-from lamina.training.loss import label_smoothed_loss
 
 FIXTURE = "roberta_tiny"
 
@@ -31,10 +31,10 @@ def test_loss_and_gradients_at_the_masked_places_alone():
     model = read_masked().train()
     places = inputs["target"].ne(1).flatten().nonzero()[:, 0]
     terms = model(inputs["src_tokens"], places)
-    scores = terms[0].features[0] @ model.output_weight.t() + model.output_bias
+    scores = terms[0].features[0] @ model.output_weight.t() + model.head.output_bias
     torch.testing.assert_close(scores.log_softmax(-1), expected["masked_logits"].log_softmax(-1), rtol=0, atol=2e-6)
     answers = inputs["target"].flatten()[places]
-    sums = label_smoothed_loss(terms, model.output_weight, answers, smoothing=0.0, pad_id=1, output_bias=model.output_bias)
+    sums = label_smoothed_loss(terms, model.output_weight, answers, smoothing=0.0, pad_id=1, output_bias=model.head.output_bias)
     torch.testing.assert_close(sums.loss, expected["masked_lm_loss_sum"], rtol=1e-6, atol=0)
     sums.loss.backward()
     compare_with_fixture(model, FIXTURE)

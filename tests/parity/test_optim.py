@@ -7,8 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lamina.config import optim as options
 from lamina.fields import build
+from lamina.parts.update_rules import AdamW, Nag, Sgd
+from lamina.registry import register
 from lamina.training.optimizers import build_optimizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -23,7 +24,7 @@ def test_trajectory_matches_the_reference(name):
     hyper = config["hyper"]
     flat = {key.replace("_", "-"): hyper[key] for key in ("adam_betas", "adam_eps", "weight_decay")}
     master = torch.cat([given["w0"], given["b0"]])
-    optimizer = build_optimizer(build(options.OPTIMIZERS[config["optimizer"]], flat), master)
+    optimizer = build_optimizer(build(register.optimizer[config["optimizer"]], flat), master)
 
     size = given["w0"].numel()
     for step in range(1, max(config["steps"]) + 1):
@@ -61,7 +62,7 @@ def run_both(config, make_torch, steps=40, lr=0.05):
 @pytest.mark.parametrize("eps", [1e-8, 0.05])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_adamw_is_torchs(eps, weight_decay):
-    config = options.AdamW(betas=(0.9, 0.98), eps=eps, weight_decay=weight_decay)
+    config = AdamW(betas=(0.9, 0.98), eps=eps, weight_decay=weight_decay)
     ours, theirs = run_both(config, lambda parameters, lr: torch.optim.AdamW(
         parameters, lr=lr, betas=(0.9, 0.98), eps=eps, weight_decay=weight_decay))
     torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=2e-6)
@@ -70,14 +71,14 @@ def test_adamw_is_torchs(eps, weight_decay):
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_sgd_is_torchs(momentum, weight_decay):
-    config = options.Sgd(momentum=momentum, weight_decay=weight_decay)
+    config = Sgd(momentum=momentum, weight_decay=weight_decay)
     ours, theirs = run_both(config, lambda parameters, lr: torch.optim.SGD(
         parameters, lr=lr, momentum=momentum, weight_decay=weight_decay))
     torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=2e-6)
 
 
 def test_nag_at_a_constant_rate_is_torchs():
-    ours, theirs = run_both(options.Nag(momentum=0.99), lambda parameters, lr: torch.optim.SGD(
+    ours, theirs = run_both(Nag(momentum=0.99), lambda parameters, lr: torch.optim.SGD(
         parameters, lr=lr, momentum=0.99, nesterov=True))
     # Velocities pile up over 40 steps at 0.99: weights reach 30.
     torch.testing.assert_close(ours, theirs, rtol=5e-6, atol=5e-6)
@@ -87,7 +88,7 @@ def test_nag_at_a_changing_rate_keeps_fairseqs_velocity_in_units_of_the_rate():
     momentum, decay = 0.9, 0.01
     generator = torch.Generator().manual_seed(6)
     start = torch.randn(50, generator=generator)
-    optimizer = build_optimizer(options.Nag(momentum=momentum, weight_decay=decay), start.clone())
+    optimizer = build_optimizer(Nag(momentum=momentum, weight_decay=decay), start.clone())
     weights, velocity, last = start.double(), torch.zeros(50, dtype=torch.float64), None
     for lr in [1e-3, 5e-2, 0.2, 0.2, 0.1, 0.01, 0.3]:
         grad = torch.randn(50, generator=generator)

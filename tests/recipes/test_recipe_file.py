@@ -11,7 +11,6 @@ from lamina.cli import main
 from lamina.config.parser import parse, resolve
 from lamina.config.train_options import TrainConfig
 from lamina.errors import ConfigError
-from lamina.models.build import BUILDERS
 from lamina.recipes.plan import Places, plan_run
 from lamina.recipes.recipe_file import all_names, find_recipe, folders, read_recipe, scaled
 from lamina.recipes.runner import Wishes, plan_all
@@ -57,7 +56,7 @@ def test_every_model_builds(name):
         built.add(str(config.model))
         sizes = (100_000,) if recipe.is_language_model else (100, 100)
         with torch.device("meta"):
-            model = BUILDERS[config.task](config.model, sizes)
+            model = config.kind.build_model(config.model, sizes)
         assert sum(parameter.numel() for parameter in model.parameters()) > 0
 
 

@@ -6,7 +6,7 @@ from lamina.cli import main
 from lamina.config.batches import BlockConfig, DataConfig
 from lamina.config.model import EmbeddingConfig, ModelConfig
 from lamina.errors import DataError
-from lamina.tasks.language_modeling import LanguageModeling
+from lamina.tasks.kinds import LanguageModelingKind
 from lamina.text.subword import Bpe, Whitespace
 from tiny import make_data, write_text
 
@@ -24,8 +24,8 @@ def folder(tmp_path_factory):
 
 
 def open_task(folder, max_positions=64, **data):
-    return LanguageModeling(DataConfig(data=str(folder), blocks=BlockConfig(size=8), **data),
-                            ModelConfig(embedding=EmbeddingConfig(max_target_positions=max_positions)))
+    return LanguageModelingKind().open(DataConfig(data=str(folder), blocks=BlockConfig(size=8), **data),
+                                       ModelConfig(embedding=EmbeddingConfig(max_target_positions=max_positions)))
 
 
 def test_a_text_without_a_language(folder):

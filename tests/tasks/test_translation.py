@@ -4,23 +4,20 @@ import pytest
 
 from lamina.config.batches import DataConfig
 from lamina.config.model import EmbeddingConfig, ModelConfig
-from lamina.config.presets import TASK_PRESETS
 from lamina.errors import DataError
-from lamina.models.build import BUILDERS
-from lamina.tasks import TASKS
-from lamina.tasks.translation import Translation
+from lamina.registry import register
+from lamina.tasks.kinds import TranslationKind
 from lamina.text.pieces import join_pieces
 from lamina.text.subword import Whitespace
 from tiny import make_data
 
 
 def open_task(embedding: EmbeddingConfig = EmbeddingConfig(), **data):  # noqa: B008, frozen
-    return Translation(DataConfig(**data), ModelConfig(embedding=embedding))
+    return TranslationKind().open(DataConfig(**data), ModelConfig(embedding=embedding))
 
 
-def test_a_task_has_presets_a_class_and_a_builder():
-    assert TASK_PRESETS.keys() == TASKS.keys() == BUILDERS.keys()
-    assert all(presets for presets in TASK_PRESETS.values())
+def test_every_task_has_presets():
+    assert all(register.arch.of_task(task) for task in register.task)
 
 
 def test_a_folder_of_pretokenized_text(tmp_path):

@@ -7,16 +7,19 @@ from dataclasses import make_dataclass
 import pytest
 import torch
 
-from lamina.config import optim as options
 from lamina.errors import CheckpointError, ConfigError
 from lamina.fields import build, flatten, variant
+from lamina.parts.contracts import Optimizer, Schedule
+from lamina.parts.rate_schedules import Cosine, Fixed, InverseSqrt, Poly, PolynomialDecay
+from lamina.parts.update_rules import Adam, Adam2, AdamW, Nag, RAdam, Sgd
+from lamina.registry import register
 from lamina.training import optimizers
 from lamina.training.optimizers import build_optimizer
 
 CONFIGS = [
-    options.Adam(weight_decay=0.01), options.Adam2(betas=(0.9, 0.98)), options.RAdam(weight_decay=0.01),
-    options.AdamW(weight_decay=0.01), options.Nag(weight_decay=0.01), options.Nag(momentum=0.0),
-    options.Sgd(weight_decay=0.01), options.Sgd(momentum=0.9, weight_decay=0.01), options.Sgd(momentum=0.9),
+    Adam(weight_decay=0.01), Adam2(betas=(0.9, 0.98)), RAdam(weight_decay=0.01),
+    AdamW(weight_decay=0.01), Nag(weight_decay=0.01), Nag(momentum=0.0),
+    Sgd(weight_decay=0.01), Sgd(momentum=0.9, weight_decay=0.01), Sgd(momentum=0.9),
 ]
 every_optimizer = pytest.mark.parametrize("config", CONFIGS, ids=repr)
 YES, NO = torch.tensor(True), torch.tensor(False)
@@ -42,7 +45,7 @@ def assert_same(left, right):
 
 
 def test_every_optimizer_is_covered_here():
-    assert {type(config) for config in CONFIGS} == set(options.OPTIMIZERS.values())
+    assert {type(config) for config in CONFIGS} == set(register.optimizer.values())
 
 
 @every_optimizer
@@ -109,7 +112,7 @@ def test_steps_go_downhill_in_place(config):
     assert master.abs().max() < 2.6
 
 
-@pytest.mark.parametrize("cls", [options.Adam, options.RAdam, options.AdamW, options.Nag, options.Sgd])
+@pytest.mark.parametrize("cls", [Adam, RAdam, AdamW, Nag, Sgd])
 def test_weight_decay_alone_shrinks_every_weight(cls):
     optimizer = start(cls(weight_decay=0.1))
     before = optimizer.master.clone()
@@ -119,7 +122,7 @@ def test_weight_decay_alone_shrinks_every_weight(cls):
 
 def test_small_weight_decay_is_not_rounded_away():
     # lr * weight_decay = 2e-8 is below half a float32 ulp of 1, but not of the update that it joins.
-    with_decay, without = (start(options.Adam(weight_decay=w)) for w in (2e-5, 0.0))
+    with_decay, without = (start(Adam(weight_decay=w)) for w in (2e-5, 0.0))
     for grad in gradients(200):
         with_decay.step_(grad, 1e-3)
         without.step_(grad, 1e-3)
@@ -127,7 +130,7 @@ def test_small_weight_decay_is_not_rounded_away():
 
 
 def test_radam_waits_until_the_second_moment_is_known():
-    optimizer = start(options.RAdam(betas=(0.9, 0.98)))
+    optimizer = start(RAdam(betas=(0.9, 0.98)))
     before = optimizer.master.clone()
     for number, grad in enumerate(gradients(6), start=1):
         optimizer.step_(grad, 0.01)
@@ -135,7 +138,7 @@ def test_radam_waits_until_the_second_moment_is_known():
 
 
 def test_radam_approaches_adam():
-    radam, adam = (start(cls(betas=(0.9, 0.98))) for cls in (options.RAdam, options.Adam))
+    radam, adam = (start(cls(betas=(0.9, 0.98))) for cls in (RAdam, Adam))
     for optimizer in (radam, adam):
         optimizer.step.fill_(100_000)
         optimizer.step_(gradients(1)[0], 0.01)
@@ -145,7 +148,7 @@ def test_radam_approaches_adam():
 def test_the_learning_rate_may_be_a_tensor_on_any_float_type():
     results = []
     for lr in (0.25, torch.tensor(0.25), torch.tensor(0.25, dtype=torch.float64)):
-        optimizer = start(options.Adam())
+        optimizer = start(Adam())
         optimizer.step_(gradients(1)[0], lr)
         results.append(optimizer.master)
     assert torch.equal(results[0], results[1])
@@ -153,22 +156,22 @@ def test_the_learning_rate_may_be_a_tensor_on_any_float_type():
 
 
 def test_state_names_are_a_file_format():
-    names = {name: list(start(cls()).state()) for name, cls in options.OPTIMIZERS.items()}
+    names = {name: list(start(cls()).state()) for name, cls in register.optimizer.items()}
     adam = ["step", "exp_avg", "exp_avg_sq"]
     assert names == {"adam": adam, "adam2": adam, "radam": adam, "adamw": adam, "nag": ["step", "momentum_buffer"],
                      "sgd": ["step"]}
-    assert list(start(options.Sgd(momentum=0.9)).state()) == ["step", "momentum_buffer"]
+    assert list(start(Sgd(momentum=0.9)).state()) == ["step", "momentum_buffer"]
 
 
 def test_a_state_of_another_optimizer_is_refused():
     with pytest.raises(CheckpointError, match=r"holds momentum_buffer, step, but .* exp_avg, exp_avg_sq, step"):
-        start(options.Adam()).load_state_(start(options.Nag()).state())
+        start(Adam()).load_state_(start(Nag()).state())
 
 
 def test_a_state_of_another_model_is_refused_and_nothing_is_loaded():
-    optimizer = start(options.Adam())
+    optimizer = start(Adam())
     before = snapshot(optimizer)
-    other = start(options.Adam(), size=41)
+    other = start(Adam(), size=41)
     other.step_(torch.ones(41), 0.1)
     with pytest.raises(CheckpointError, match=r"exp_avg of the optimizer state has shape \(41,\).*\(40,\)"):
         optimizer.load_state_(other.state())
@@ -176,8 +179,8 @@ def test_a_state_of_another_model_is_refused_and_nothing_is_loaded():
 
 
 def test_a_compiled_graph_of_the_step_has_no_breaks():
-    optimizer = start(options.RAdam(weight_decay=0.01))
-    eager = start(options.RAdam(weight_decay=0.01))
+    optimizer = start(RAdam(weight_decay=0.01))
+    eager = start(RAdam(weight_decay=0.01))
     compiled = torch.compile(optimizer.step_, backend="eager", fullgraph=True)
     for grad in gradients(8):
         compiled(grad, torch.tensor(0.01), YES)
@@ -213,8 +216,8 @@ def test_a_captured_step_replays_as_the_plain_one(config):
 
 # Both choices side by side, as the training configuration has them.
 Holder = make_dataclass("Holder", [
-    ("optimizer", options.Optimizer, variant("optimizer", "how weights move", options.OPTIMIZERS, default="adam")),
-    ("schedule", options.Schedule, variant("lr-scheduler", "how fast", options.SCHEDULES, default="fixed")),
+    ("optimizer", Optimizer, variant("optimizer", "how weights move", register.optimizer, default="adam")),
+    ("schedule", Schedule, variant("lr-scheduler", "how fast", register.schedule, default="fixed")),
 ], frozen=True, kw_only=True)
 
 
@@ -222,21 +225,21 @@ def test_flags_reach_the_variants_and_come_back():
     values = {"optimizer": "radam", "adam-betas": "(0.9,0.98)", "weight-decay": "0.0001",
               "lr-scheduler": "inverse_sqrt", "warmup-init-lr": "1e-7", "warmup-updates": "6000"}
     config = build(Holder, values, explicit=values)
-    assert config.optimizer == options.RAdam(betas=(0.9, 0.98), weight_decay=0.0001)
-    assert config.schedule == options.InverseSqrt(warmup_updates=6000, warmup_init_lr=1e-7)
+    assert config.optimizer == RAdam(betas=(0.9, 0.98), weight_decay=0.0001)
+    assert config.schedule == InverseSqrt(warmup_updates=6000, warmup_init_lr=1e-7)
     assert build(Holder, flatten(config)) == config
 
 
 def test_defaults_are_fairseqs():
     config = Holder()
-    assert config.optimizer == options.Adam(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
-    assert config.schedule == options.Fixed(warmup_updates=0, force_anneal=None, lr_shrink=0.1)
-    assert (options.Nag().momentum, options.Sgd().momentum) == (0.99, 0.0)
-    assert options.InverseSqrt() == options.InverseSqrt(warmup_updates=4000, warmup_init_lr=-1.0)
-    assert options.PolynomialDecay() == options.PolynomialDecay(
+    assert config.optimizer == Adam(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+    assert config.schedule == Fixed(warmup_updates=0, force_anneal=None, lr_shrink=0.1)
+    assert (Nag().momentum, Sgd().momentum) == (0.99, 0.0)
+    assert InverseSqrt() == InverseSqrt(warmup_updates=4000, warmup_init_lr=-1.0)
+    assert PolynomialDecay() == PolynomialDecay(
         warmup_updates=0, total_num_update=1_000_000, power=1.0, end_learning_rate=0.0)
-    assert options.Poly().poly_pow == 2.0
-    assert options.Cosine(max_lr=1.0) == options.Cosine(
+    assert Poly().poly_pow == 2.0
+    assert Cosine(max_lr=1.0) == Cosine(
         max_lr=1.0, t_mult=1.0, lr_period_updates=-1, lr_shrink=0.1, warmup_updates=0, warmup_init_lr=-1.0)
 
 
@@ -251,14 +254,14 @@ def test_flags_without_effect_are_refused(values, message):
 
 
 @pytest.mark.parametrize(("cls", "keywords", "message"), [
-    (options.Adam, {"betas": (0.9, 1.0)}, "both must lie in [0, 1)"),
-    (options.Adam, {"betas": (-0.1, 0.9)}, "both must lie in [0, 1)"),
-    (options.Adam, {"eps": 0.0}, "--adam-eps is 0.0; it must be a finite number above 0"),
-    (options.Adam, {"weight_decay": -0.1}, "--weight-decay is -0.1"),
-    (options.Adam, {"weight_decay": math.nan}, "--weight-decay is nan"),
-    (options.RAdam, {"betas": (0.9, 0.5)}, "unless the second is above 2/3"),
-    (options.Nag, {"momentum": 1.0}, "--momentum is 1.0; it must lie in [0, 1)"),
-    (options.Sgd, {"momentum": -0.5}, "--momentum is -0.5"),
+    (Adam, {"betas": (0.9, 1.0)}, "both must lie in [0, 1)"),
+    (Adam, {"betas": (-0.1, 0.9)}, "both must lie in [0, 1)"),
+    (Adam, {"eps": 0.0}, "--adam-eps is 0.0; it must be a finite number above 0"),
+    (Adam, {"weight_decay": -0.1}, "--weight-decay is -0.1"),
+    (Adam, {"weight_decay": math.nan}, "--weight-decay is nan"),
+    (RAdam, {"betas": (0.9, 0.5)}, "unless the second is above 2/3"),
+    (Nag, {"momentum": 1.0}, "--momentum is 1.0; it must lie in [0, 1)"),
+    (Sgd, {"momentum": -0.5}, "--momentum is -0.5"),
 ])
 def test_options_out_of_range_are_refused(cls, keywords, message):
     with pytest.raises(ConfigError, match=re.escape(message)):

@@ -13,7 +13,7 @@ from lamina.analysis.hiding import Masked
 from lamina.analysis.page import Section
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.nn.fusion import LayerAttention, LayerWise
-from lamina.nn.heads import AttendedSurface, HardMix, SoftMix, SurfaceHead
+from lamina.nn.heads import HardMix, SoftMix, SurfaceHead
 
 COSINE_EDGES = np.linspace(-1.0, 1.0, 51)
 # Below it, singular values are rounding errors of float32 weights.
@@ -22,25 +22,12 @@ SMALLEST_SINGULAR_VALUE = 1e-7
 
 def memory_in_words(model: EncoderDecoder) -> str:
     """What cross-attention reads."""
-    memory = model.memory
-    if isinstance(memory, LayerAttention):
-        what = "a learned mix of encoder layers for each decoder layer"
-        return what + (", with weights by channel" if memory.weight.dim() == 3 else "")
-    return "one encoder layer for each decoder layer" if isinstance(memory, LayerWise) else "the encoder's output"
+    return model.memory.in_words()
 
 
 def head_in_words(model: EncoderDecoder) -> str:
     """What the softmax reads."""
-    head = model.head
-    if not isinstance(head, SurfaceHead):
-        return "the decoder's output"
-    surface = "attended source embeddings" if isinstance(head.surface, AttendedSurface) else "pooled source embeddings"
-    mix = head.mix
-    if isinstance(mix, HardMix):
-        how = "hard, a gate learned for each token" if mix.gate_weight is not None else f"hard, a fixed gate of {mix.gate:g}"
-    else:
-        how = f"soft, tau {mix.tau:g}"
-    return f"the decoder's output and {surface} ({how})"
+    return model.head.in_words()
 
 
 def weights_section(model: EncoderDecoder, weights: FusionWeights | None) -> Section:

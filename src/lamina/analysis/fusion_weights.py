@@ -14,16 +14,9 @@ from torch import Tensor, nn
 from lamina.data.batching import Batch
 from lamina.decode.alignment import attention_weights, cross_attention
 from lamina.models.encoder_decoder import EncoderDecoder
-from lamina.nn.fusion import FINAL, LayerAttention, LayerWise
-from lamina.nn.heads import AttendedSurface, HardMix, SurfaceHead, Term
+from lamina.nn.cross_entropy import Term
+from lamina.nn.heads import AttendedSurface, HardMix, SurfaceHead
 from lamina.text.vocabulary import EOS, PAD, SPECIAL_SYMBOLS, UNK
-
-EMBEDDING, INPUT = "embedding", "input"
-
-
-def layer_name(number: int) -> str:
-    """Of a layer, counted from 1 as people do."""
-    return f"layer {number}"
 
 
 class FusionWeights(NamedTuple):
@@ -34,30 +27,17 @@ class FusionWeights(NamedTuple):
     spread: np.ndarray  # likewise: standard deviation over channels, 0 where all channels share a weight
 
 
-def column_names(memory: LayerAttention, num_layers: int) -> tuple[str, ...]:
-    """In the order of the mix."""
-    with_embedding = (EMBEDDING,) if memory.reads_embedding else ()
-    with_input = (INPUT,) if memory.first_state == 0 else ()
-    return (*with_embedding, *with_input, *(layer_name(number + 1) for number in range(num_layers)))
-
-
 @torch.no_grad()
 def fusion_weights(model: EncoderDecoder) -> FusionWeights | None:
     """None where every decoder layer reads the encoder's output and nothing else."""
-    num_layers, memory = len(model.encoder.layers), model.memory
-    if isinstance(memory, LayerWise):
-        columns = tuple(INPUT if state == 0 else layer_name(state) for state in range(num_layers + 1))
-        reads = np.array([num_layers if state == FINAL else state for state in memory.reads])
-        shares = np.eye(num_layers + 1)[reads]
-        first = 0 if 0 in reads else 1
-        return FusionWeights(columns[first:], shares[:, first:], np.zeros_like(shares[:, first:]))
-    if not isinstance(memory, LayerAttention):
+    found = model.memory.read_weights(len(model.encoder.layers))
+    if found is None:
         return None
-    by_channel = torch.stack([memory.shares(reader).double() for reader in range(len(memory.weight))]).cpu()
+    columns, shares = found
+    by_channel = shares.double().cpu()
     if by_channel.dim() == 2:
         by_channel = by_channel[:, :, None]
-    spread = by_channel.std(dim=2, correction=0)
-    return FusionWeights(column_names(memory, num_layers), by_channel.mean(dim=2).numpy(), spread.numpy())
+    return FusionWeights(columns, by_channel.mean(dim=2).numpy(), by_channel.std(dim=2, correction=0).numpy())
 
 
 class Gates(NamedTuple):

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lamina.analysis.fusion_weights import column_names, layer_name
-from lamina.config.train_options import CrossEntropy
 from lamina.data.batching import Batch
 from lamina.decode.search import Search
 from lamina.metrics.bleu import Bleu, BleuScore
 from lamina.models.encoder_decoder import EncoderDecoder
-from lamina.nn.fusion import LayerAttention
-from lamina.nn.heads import SurfaceHead, Term
+from lamina.nn.cross_entropy import Term
+from lamina.nn.fusion import LayerAttention, layer_name
+from lamina.nn.heads import SurfaceHead
+from lamina.parts.criteria import CrossEntropy
 from lamina.tasks.translation import GREEDY
 from lamina.training.validate import validation_loss
 
@@ -40,7 +40,7 @@ def masks_of(model: EncoderDecoder) -> list[Mask]:
     """
     num_layers, memory = len(model.encoder.layers), model.memory
     if isinstance(memory, LayerAttention):
-        names = column_names(memory, num_layers)
+        names = memory.column_names(num_layers)
         # A mix of one column has nothing to share out.
         masks = [Mask(name, partial(_without_column, memory, column)) for column, name in enumerate(names) if len(names) > 1]
     else:

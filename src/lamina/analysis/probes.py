@@ -11,9 +11,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lamina.errors import CheckpointError
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.layout import Layout
-from lamina.nn.residual import DeepNorm, OmegaAdd, PostNorm, PreNorm, ReZero
+from lamina.nn.residual import Add, PostNorm, PreNorm
 from lamina.nn.stack import StackOutput, stacks_of
 
 
@@ -47,15 +48,11 @@ class Sum:
 
 
 def _scales(add: nn.Module) -> tuple[Tensor | float, Tensor | float]:
-    """Of the shortcut and of the branch."""
-    match add:
-        case OmegaAdd():
-            return add.omega, 1.0
-        case DeepNorm():
-            return add.alpha, 1.0
-        case ReZero():
-            return 1.0, add.scale
-    return 1.0, 1.0
+    """Of the shortcut and of the branch, as the sum itself says."""
+    if not isinstance(add, Add):
+        raise CheckpointError(f"sums of {type(add).__name__} do not say how they scale shortcut and branch: let the class "
+                              "inherit from lamina.nn.residual.Add and answer `scales`.")
+    return add.scales()
 
 
 class _Tokens:
@@ -97,6 +94,12 @@ def watch_sums(model: nn.Module) -> Iterator[dict[str, list[Sum]]]:
     hooks = tokens.hooks(model)
     for name, stack in stacks_of(model).items():
         residuals = [part for part in stack.modules() if isinstance(part, PostNorm)]
+        others = {type(residual).__name__ for layer in stack.layers for part, residual in layer.named_children()
+                  if part.endswith("_residual") and not isinstance(residual, PostNorm)}
+        if others:
+            raise CheckpointError(f"the residuals of the {name} are of a kind ({', '.join(sorted(others))}) whose sums cannot "
+                                  "be looked into: only norm and sum in one of two orders can (PostNorm and PreNorm in "
+                                  "lamina.nn.residual, and classes that inherit from them).")
         hooks.append(stack.register_forward_pre_hook(enter_stack(name)))
         hooks += [residual.register_forward_pre_hook(enter_residual) for residual in residuals]
         # Once each: the sub-layers of a ReZero layer share one.

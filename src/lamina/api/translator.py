@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from lamina.api.language_model import LanguageModel
-from lamina.api.masked_model import MaskedLanguageModel
 from lamina.api.outputs import (
     Score,
     TooLong,
@@ -39,6 +37,7 @@ from lamina.pruning.on_loading import made_ready
 from lamina.text.pieces import join_pieces
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import EOS, PAD, UNK, Vocabulary
+from lamina.traits import WRITES
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -82,10 +81,10 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
         checkpoint = made_ready(whole, place, overrides, notice=notice or warn_in_python, say=say or silent)
         del whole
         if number == 0:
-            task, vocabularies, subwords = checkpoint.task, checkpoint.vocabularies(), checkpoint.subword_models()
+            kind, vocabularies, subwords = checkpoint.kind, checkpoint.vocabularies(), checkpoint.subword_models()
             languages = checkpoint.languages
-        if checkpoint.task != task:
-            raise CheckpointError(f"{place} was trained for {checkpoint.task} and {paths[0]} for {task}: no ensemble.")
+        if checkpoint.kind != kind:
+            raise CheckpointError(f"{place} was trained for {checkpoint.task} and {paths[0]} for {kind.name}: no ensemble.")
         for side, own, first in zip(checkpoint.sides, checkpoint.vocabularies(), vocabularies, strict=True):
             if own.symbols != first.symbols:
                 raise CheckpointError(f"{place} has another {side} dictionary ({own.digest}) than {paths[0]} ({first.digest}). "
@@ -93,11 +92,9 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
         models.append(checkpoint.build_model())
         if prepacking is not None:
             prepack_(models[-1], prepacking)
-    if task not in APIS:
-        raise CheckpointError(f"{paths[0]} was trained for {task}; what can be loaded here is trained for {', '.join(APIS)}.")
-    if dtype is None and APIS[task] is not MaskedLanguageModel:
+    if dtype is None and kind.has(WRITES):
         dtype = writing_dtype(device)
-    return APIS[task](models, vocabularies, subwords, languages=languages, device=device, dtype=dtype)
+    return kind.load_api()(models, vocabularies, subwords, languages=languages, device=device, dtype=dtype)
 
 
 def _prepacking(quantize: str | None, device: torch.device, dtype: torch.dtype) -> type[Prepacked] | None:
@@ -258,8 +255,3 @@ class Translator:
                      alignment_of(hypothesis.attention, source_ids, skipped=(EOS, PAD)))
         return Translation(self.join_target(tokens, remove_bpe), hypothesis.score, tokens,
                            hypothesis.token_scores, hypothesis.ids, alignment)
-
-
-# What `load` returns, by the task of the checkpoint.
-APIS: dict[str, type] = {"translation": Translator, "language_modeling": LanguageModel, "masked_lm": MaskedLanguageModel,
-                         "sentence_prediction": MaskedLanguageModel}

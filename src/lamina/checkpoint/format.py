@@ -21,18 +21,23 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, DamageError
-from lamina.fields import build
+from lamina.fields import build, unique_leaves, with_switches_applied
 from lamina.files import is_plain_name, part_of, replace_durably
-from lamina.models.build import BUILDERS
+from lamina.models.contract import Model
+from lamina.parts.contracts import TaskKind
 from lamina.provenance import versions
+from lamina.registry import register
 from lamina.text.subword import Subword, subword_from_dict
 from lamina.text.vocabulary import Vocabulary
 
 FORMAT = 1
+# A checkpoint names the parts it needs; it never says where to import them from.
+PLUG_IN_ADVICE = ("Name the file or folder that adds it with --user-dir (lamina.load(..., user_dir=...)), or install its "
+                  "package; it may also be of a newer Lamina.")
 SEAL_MARK = b"lamina sha256 "
 SEAL_SIZE = len(SEAL_MARK) + 64
 COMMENT_LENGTH = struct.Struct("<H")  # a zip file's last field before its comment
@@ -55,12 +60,16 @@ class Checkpoint:
 
     @property
     def task(self) -> str:
-        return self.config.get("task", "translation")
+        return self.config.get("task") or next(iter(register.task))
+
+    @property
+    def kind(self) -> TaskKind:
+        return task_kind(self.task)
 
     @property
     def sides(self) -> tuple[str, ...]:
         """What messages call the vocabularies."""
-        return ("source", "target") if self.task == "translation" else self.languages
+        return self.kind.sides(self.languages)
 
     def vocabularies(self) -> tuple[Vocabulary, ...]:
         return tuple(Vocabulary.from_text(text, f"the checkpoint's {language} dictionary")
@@ -72,26 +81,37 @@ class Checkpoint:
     def model_config(self) -> ModelConfig:
         return model_config(self.config)
 
-    def build_model(self) -> Any:
+    def build_model(self) -> Model:
         """The model of the checkpoint's task, with its weights."""
-        if self.task not in BUILDERS:
-            raise CheckpointError(f"the checkpoint is of --task {self.task}, which this Lamina does not know; it knows "
-                                  f"{', '.join(BUILDERS)}. Use the Lamina that wrote it, or a newer one.")
-        model = BUILDERS[self.task](self.model_config(), tuple(map(len, self.vocabularies())))
+        model = self.kind.build_model(self.model_config(), tuple(map(len, self.vocabularies())))
         load_weights_(model, self.weights)
         return model
 
 
+def task_kind(name: str) -> TaskKind:
+    """What a task is; one that nobody registered is refused by name."""
+    if name not in register.task:
+        raise CheckpointError(f"the checkpoint is of --task {name}, which is not registered here; known are "
+                              f"{', '.join(register.task)}. {PLUG_IN_ADVICE}")
+    return register.task[name]()
+
+
 def model_config(config: dict[str, Any]) -> ModelConfig:
     """The model's part of a run's flat configuration."""
-    from lamina.fields import unique_leaves
-
-    names = {leaf.name for leaf in unique_leaves(ModelConfig)}
+    known = unique_leaves(ModelConfig)
+    missing = [(leaf.name, config[leaf.name]) for leaf in known
+               if leaf.info.choices is not None and isinstance(config.get(leaf.name), str)
+               and config[leaf.name] not in leaf.info.choices]
+    if missing:
+        named = " and ".join(f"--{option} {name}" for option, name in missing)
+        raise CheckpointError(f"the checkpoint needs {named}, which "
+                              f"{'is' if len(missing) == 1 else 'are'} not registered here. {PLUG_IN_ADVICE}")
+    names = {leaf.name for leaf in known}
     return build(ModelConfig, {name: value for name, value in config.items() if name in names})
 
 
 @torch.no_grad()
-def load_weights_(model: nn.Module, weights: dict[str, Tensor]) -> None:
+def load_weights_(model: Any, weights: dict[str, Tensor]) -> None:
     """Copy weights by name; what is missing, left over or of another shape is named."""
     parameters = dict(model.named_parameters())
     for what, names in (("lacks", parameters.keys() - weights.keys()), ("also holds", weights.keys() - parameters.keys())):
@@ -226,7 +246,13 @@ def checked(checkpoint: Checkpoint, path: str | Path) -> Checkpoint:
     wrong = next(_wrong_fields(checkpoint), None)
     if wrong is not None:
         raise DamageError(f"{path} is damaged: its field {wrong} does not hold what it should.")
+    checkpoint.config = upgraded(checkpoint.config)
     return checkpoint
+
+
+def upgraded(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of an older checkpoint in today's words: switches that are now kinds of a part."""
+    return with_switches_applied(ModelConfig, config)
 
 
 def _wrong_fields(checkpoint: Checkpoint) -> Iterator[str]:

@@ -8,8 +8,6 @@ import torch
 
 from lamina import __version__, console
 from lamina.analysis.depth import (
-    fill_omegas_,
-    first_stack,
     gradient_norms,
     kinds_to_compare,
     output_change,
@@ -19,7 +17,7 @@ from lamina.analysis.depth import (
 from lamina.analysis.depth_page import Measured, change_section, dependency_section, gradient_section, variance_section
 from lamina.analysis.page import PAGE_NAME, Section, open_folder, write_page
 from lamina.analysis.probes import Sum
-from lamina.analysis.samples import first_batch, made_up_batch, open_task
+from lamina.analysis.samples import first_batch, open_task
 from lamina.config.analyze_options import AnalyzeDepthConfig
 from lamina.config.model import ModelConfig
 from lamina.config.parser import resolve, spelled_out
@@ -28,14 +26,14 @@ from lamina.errors import ConfigError, DataError
 from lamina.fields import flatten
 from lamina.interop.any_format import load_any
 from lamina.interop.fairseq_file import DictionaryPlaces
-from lamina.models.build import BUILDERS
 from lamina.nn.stack import stacks_of
+from lamina.parts.contracts import TaskKind
 
 
 class Subject(NamedTuple):
     """The model to look into, and what it runs on."""
 
-    task: str
+    task: TaskKind
     config: ModelConfig
     vocab_sizes: tuple[int, ...]
     model: Any
@@ -59,17 +57,17 @@ def run(config: AnalyzeDepthConfig) -> None:
 def choose_subject(config: AnalyzeDepthConfig) -> Subject:
     """A checkpoint's model, or a fresh one of the configuration."""
     device = torch.device("cuda" if torch.cuda.is_available() and not config.cpu else "cpu")
-    task, model_config, flat = config.task, config.model, flatten(config)
-    model, sizes = None, (config.sample.vocab_size,) * (2 if task == "translation" else 1)
+    task, model_config, flat = config.kind, config.model, flatten(config)
+    model, sizes = None, task.vocab_sizes(config.sample.vocab_size)
     if config.checkpoint is not None:
         if config.model != resolve(AnalyzeDepthConfig, {"out": config.out}).model:
             raise ConfigError("a checkpoint says itself what model it is: leave out the flags of the model.")
         checkpoint = load_any(config.checkpoint, places=DictionaryPlaces.of(config.sample.data), notice=console.notice)
-        task, model_config, flat = checkpoint.task, checkpoint.model_config(), checkpoint.config
+        task, model_config, flat = checkpoint.kind, checkpoint.model_config(), checkpoint.config
         model, sizes = checkpoint.build_model(), tuple(map(len, checkpoint.vocabularies()))
     sample = config.sample
     if sample.data is None:
-        batch = made_up_batch(task, sizes, sample.num_sentences, sample.length, config.seed).to(device)
+        batch = task.made_up_batch(sizes, sample.num_sentences, sample.length, config.seed).to(device)
     else:
         data = open_task(task, model_config, sample.data, flat)
         found = tuple(map(len, data.vocabularies))
@@ -80,10 +78,10 @@ def choose_subject(config: AnalyzeDepthConfig) -> Subject:
     is_fresh = model is None
     if model is None:
         torch.manual_seed(config.seed)
-        model = BUILDERS[task](model_config, sizes)
+        model = task.build_model(model_config, sizes)
     model = model.to(device).eval()
     if is_fresh:
-        fill_omegas_(model, model_config.init, batch)
+        model_config.init.fill_(model, batch)
     return Subject(task, model_config, sizes, model, batch, is_fresh)
 
 
@@ -92,7 +90,7 @@ def _change(config: AnalyzeDepthConfig, subject: Subject, sums: dict[str, list[S
     with console.progress("measuring output changes", total) as advance:
         changes = output_change_by_depth(subject.task, subject.config, subject.vocab_sizes, subject.batch, config.sub_layers,
                                          step=config.step, repeats=config.repeats, seed=config.seed, advance=advance)
-    stack, own = first_stack(subject.task), None
+    stack, own = subject.task.stacks[0], None
     if not subject.is_fresh:
         change = output_change(subject.model, stacks_of(subject.model)[stack], subject.batch, step=config.step,
                                seed=config.seed)
@@ -102,7 +100,7 @@ def _change(config: AnalyzeDepthConfig, subject: Subject, sums: dict[str, list[S
 
 def _about(config: AnalyzeDepthConfig, subject: Subject) -> dict[str, str]:
     depths = " and ".join(f"{len(stack.layers)} {name} layers" for name, stack in stacks_of(subject.model).items())
-    first = getattr(subject.config, first_stack(subject.task))
+    first = getattr(subject.config, subject.task.stacks[0])
     sample, norm = config.sample, "Pre-LN" if first.is_pre_norm else "Post-LN"
     return {"model": f"{depths}, width {first.model_dim}, {norm}, --init-type {flatten(subject.config)['init-type']}, "
                      f"{'freshly initialised' if subject.is_fresh else 'trained'}",

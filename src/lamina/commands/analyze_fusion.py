@@ -31,6 +31,7 @@ from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.tasks.translation import GREEDY
 from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown
 from lamina.text.subword import Whitespace
+from lamina.traits import PAIRS
 
 
 def run(config: AnalyzeFusionConfig) -> None:
@@ -62,11 +63,13 @@ class Subject(NamedTuple):
 def open_subject(path: str, data: AnalyzedData, *, seed: int, cpu: bool) -> Subject:
     places = DictionaryPlaces.of(data.data, source_lang=data.source_lang, target_lang=data.target_lang)
     checkpoint = load_any(path, places=places, notice=console.notice)
-    if checkpoint.task != "translation":
+    if not checkpoint.kind.has(PAIRS):
         raise CheckpointError(f"{path} was trained for --task {checkpoint.task}, and its model is no encoder with a decoder. "
                               "Pass the checkpoint of a translation model.")
     device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
-    translator = Translator([checkpoint.build_model()], checkpoint.vocabularies(), checkpoint.subword_models(),
+    model = checkpoint.build_model()
+    assert isinstance(model, EncoderDecoder), "a task of pairs has an encoder and a decoder"
+    translator = Translator([model], checkpoint.vocabularies(), checkpoint.subword_models(),
                             languages=checkpoint.languages, device=device)
     examples = _drawn(data, translator, path, seed)
     max_tokens = data.max_tokens or (None if data.max_sentences else DEFAULT_MAX_TOKENS)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lamina import console
 from lamina.config.tool_options import ExportConfig
+from lamina.traits import PAIRS
 
 if TYPE_CHECKING:
     from lamina.checkpoint.format import Checkpoint
@@ -18,14 +19,12 @@ _USES = {
                "takes it too.",
 }
 _PIECES = "Pieces are those of the subword models in this folder"
-_CTRANSLATE2_USES = {
-    "translation": '```python\nimport ctranslate2\n\ntranslator = ctranslate2.Translator("{folder}")\n'
+_CTRANSLATE2_TRANSLATOR = ('```python\nimport ctranslate2\n\ntranslator = ctranslate2.Translator("{folder}")\n'
                    'translator.translate_batch([["pieces", "of", "a", "sentence"]], beam_size=4)\n```\n\n'
-                   f"{_PIECES}; `</s>` is added by itself.",
-    "language_modeling": '```python\nimport ctranslate2\n\ngenerator = ctranslate2.Generator("{folder}")\n'
+                   f"{_PIECES}; `</s>` is added automatically.")
+_CTRANSLATE2_GENERATOR = ('```python\nimport ctranslate2\n\ngenerator = ctranslate2.Generator("{folder}")\n'
                          'generator.generate_batch([["</s>", "pieces", "of", "a", "prompt"]], max_length=40)\n```\n\n'
-                         f"{_PIECES}; a text begins after `</s>`.",
-}
+                         f"{_PIECES}; a text begins after `</s>`.")
 
 
 def run(config: ExportConfig) -> None:
@@ -39,7 +38,10 @@ def run(config: ExportConfig) -> None:
     checkpoint = load_any(path, places=DictionaryPlaces.of(config.dict_dir), notice=console.notice, is_resumable=False)
     with whole_folder(output) as folder:
         written = _write(config.format, folder, checkpoint)
-        usage = _CTRANSLATE2_USES[written.task] if config.format == "ctranslate2" else _USES[config.format]
+        if config.format == "ctranslate2":
+            usage = _CTRANSLATE2_TRANSLATOR if written.kind.has(PAIRS) else _CTRANSLATE2_GENERATOR
+        else:
+            usage = _USES[config.format]
         usage = usage.replace("{folder}", output.name)
         (folder / "README.md").write_text(model_card(written, output.name, usage), encoding="utf-8")
         names = sorted(file.name for file in folder.iterdir())

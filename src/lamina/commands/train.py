@@ -54,7 +54,7 @@ def introduce(run: Run) -> None:
     epoch = run.progress.epoch
     note(f"{feed.corpus.name}: {len(feed.corpus)} {feed.corpus.unit} in {len(feed.plan(epoch))} batches, "
          f"{100 * feed.padding_share(epoch):.1f} % padding")
-    note(f"model {config.arch}, criterion {flatten(config.optimization)['criterion']}, device {run.device}, "
+    note(f"model {config.arch}, criterion {config.optimization.criterion.name}, device {run.device}, "
          f"{str(run.dtype).removeprefix('torch.')}")
     num_params = sum(parameter.numel() for parameter in run.model.parameters())
     note(f"num. model params: {num_params} (num. trained: {num_params})")

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from lamina.config.generate_options import SplitData
 from lamina.config.model import ModelConfig
-from lamina.config.presets import PRESETS, TASK_PRESETS
-from lamina.fields import REQUIRED, check, flag, part
+from lamina.fields import REQUIRED, check, flag, part, variant
+from lamina.parts.contracts import TaskKind
+from lamina.registry import register
 
 METRICS = ("bleu", "loss")
 
@@ -79,8 +80,8 @@ class AnalyzeDepthConfig:
     seed: int = flag(1, "fixes weights, made-up tokens and moves")
     cpu: bool = flag(False, "stay on the processor even where there is a GPU")
     sample: SampleConfig = part(SampleConfig)
-    task: str = flag("translation", "what a fresh model is for", choices=tuple(TASK_PRESETS), needs="!checkpoint")
-    arch: str = flag("transformer", f"preset that gives a fresh model's defaults: {', '.join(PRESETS)}", aliases=("-a",),
+    kind: TaskKind = variant("task", "what a fresh model is for", register.task, default="", needs=("!checkpoint",))
+    arch: str = flag("transformer", "preset that gives a fresh model's defaults", aliases=("-a",), choices=register.arch,
                      metavar="NAME", needs="!checkpoint")
     model: ModelConfig = part(ModelConfig)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lamina.config.masked_options import MaskingConfig, SentenceConfig
 from lamina.fields import REQUIRED, check, flag, part
+from lamina.traits import BLOCKS, CLASSES, MASKS, PAIRS
 
 BREAK_MODES = ("none", "complete", "complete_doc", "eos")
 
@@ -32,16 +33,16 @@ class DataConfig:
     data: str = flag(REQUIRED, "data folder made by `lamina preprocess` or fairseq-preprocess; several, separated by "
                                "colons, are read in turn, one an epoch", positional=True)
     source_lang: str | None = flag(None, "source language, as in the file names; found by itself where there is one pair",
-                                   aliases=("-s",), metavar="LANG", tasks=("translation",))
-    target_lang: str | None = flag(None, "target language, likewise", aliases=("-t",), metavar="LANG", tasks=("translation",))
+                                   aliases=("-s",), metavar="LANG", wants=(PAIRS,))
+    target_lang: str | None = flag(None, "target language, likewise", aliases=("-t",), metavar="LANG", wants=(PAIRS,))
     train_subset: str = flag("train", "split to train on; NAME1, NAME2, .. beside it are added")
     valid_subset: str = flag("valid", "splits to validate on, separated by commas; the first decides what is best")
     upsample_primary: int = flag(1, "how many times to read NAME when NAME1, .. are added")
     truncate_source: bool = flag(False, "cut sources to --max-source-positions instead of leaving the pair out",
-                                 tasks=("translation",))
-    blocks: BlockConfig = part(BlockConfig, tasks=("language_modeling", "masked_lm"))
-    masking: MaskingConfig = part(MaskingConfig, tasks=("masked_lm",))
-    sentences: SentenceConfig = part(SentenceConfig, tasks=("sentence_prediction",))
+                                 wants=(PAIRS,))
+    blocks: BlockConfig = part(BlockConfig, wants=(BLOCKS,))
+    masking: MaskingConfig = part(MaskingConfig, wants=(MASKS,))
+    sentences: SentenceConfig = part(SentenceConfig, wants=(CLASSES,))
 
     def __post_init__(self) -> None:
         check(self.upsample_primary >= 1,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from lamina.config.batches import BREAK_MODES
 from lamina.config.generate_options import ModelFiles
 from lamina.fields import REQUIRED, check, flag, part
+from lamina.registry import TasksWith
+from lamina.traits import DECODER_ONLY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class EvalLmConfig:
 
     data: EvalData = part(EvalData)
     files: ModelFiles = part(ModelFiles)
-    task: str = flag("language_modeling", "what the model does", choices=("language_modeling",))
+    task: str | None = flag(None, "what the model does; the checkpoint knows", choices=TasksWith(DECODER_ONLY))
     softmax_batch: int | None = flag(None, "most tokens whose probabilities over the vocabulary are computed at once; as many "
                                            "as fit into 128 MiB if left out")
     remove_bpe: str | None = flag(None, "measure words, not subwords: those that end in this mark go on, `@@ ` if given bare; "

@@ -10,6 +10,8 @@ from lamina.config.keep import KeepConfig
 from lamina.config.search_options import SearchConfig
 from lamina.errors import ConfigError
 from lamina.fields import REQUIRED, check, flag, flatten, part
+from lamina.registry import TasksWith
+from lamina.traits import PAIRS, WRITES
 
 QUANTIZATIONS = ("int8",)
 
@@ -118,7 +120,7 @@ class GenerateConfig:
 
     data: GenerateData = part(GenerateData)
     files: ModelFiles = part(ModelFiles)
-    task: str = flag("translation", "what the model does", choices=("translation",))
+    task: str | None = flag(None, "what the model does; the checkpoint knows", choices=TasksWith(PAIRS))
     search: SearchConfig = part(SearchConfig)
     output: OutputConfig = part(OutputConfig)
     prefix_size: int = flag(0, "force the first N tokens of the reference", needs="!score-reference")
@@ -151,8 +153,7 @@ class InteractiveConfig:
     data: str | None = flag(None, "data folder, as the references ask for it; dictionaries and subwords come from the "
                                   "checkpoint, so it may be left out", positional=True)
     files: ModelFiles = part(ModelFiles)
-    task: str = flag("translation", "accepted as in the references; the checkpoint knows what it was trained for",
-                     choices=("translation", "language_modeling"))
+    task: str | None = flag(None, "what the model does; the checkpoint knows", choices=TasksWith(WRITES))
     source_lang: str | None = flag(None, "accepted as in the references; the checkpoint knows its languages", aliases=("-s",),
                                    metavar="LANG")
     target_lang: str | None = flag(None, "accepted as in the references; the checkpoint knows its languages", aliases=("-t",),

@@ -8,6 +8,7 @@ from typing import NamedTuple, NoReturn
 
 from lamina.errors import ConfigError
 from lamina.fields import flag
+from lamina.traits import DECODER, ENCODER
 
 SIDES = ("encoder", "decoder")
 _HELP = ("keep these layers of the checkpoint's {0}, counted from 0, and leave out the rest: a list (`0,2,4`; a single one is "
@@ -19,9 +20,9 @@ class KeepConfig:
     """Pruning: a model that was trained with LayerDrop works with fewer layers too."""
 
     encoder: str | None = flag(None, _HELP.format("encoder"), name="encoder-layers-to-keep", metavar="LAYERS",
-                               paper="Fan et al. 2020 §3.2", tasks=("translation", "masked_lm", "sentence_prediction"))
+                               paper="Fan et al. 2020 §3.2", wants=(ENCODER,))
     decoder: str | None = flag(None, _HELP.format("decoder"), name="decoder-layers-to-keep", metavar="LAYERS",
-                               paper="Fan et al. 2020 §3.2", tasks=("translation", "language_modeling"))
+                               paper="Fan et al. 2020 §3.2", wants=(DECODER,))
 
     def __post_init__(self) -> None:
         for side in SIDES:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
-from lamina.config.fusion_options import SURFACES, AttendedFusion, HeadConfig, MeanFusion, MemoryConfig
-from lamina.config.init import INIT_HELP, INIT_TYPES, DeepNet, Init, check_order
-from lamina.fields import check, flag, part, variant
+from lamina.fields import Switch, check, flag, part, variant
+from lamina.parts.contracts import Adapter, Fusion, Head, HeadPlace, Mixing, ModelPart, Positions, Residual
+from lamina.registry import register
+from lamina.traits import CLASSES, DECODER, DECODER_ONLY, ENCODER, ENCODER_ONLY, PAIRS
 
-# Named as this field's users name them; nn/feed_forward.py gives each its function, and a test compares the two lists.
-ACTIVATIONS = ("relu", "gelu", "gelu_fast", "gelu_accurate", "tanh", "linear", "silu")
+
+def no_block() -> Any:
+    raise AssertionError("whoever checks a configuration builds nothing")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +28,10 @@ class StackConfig:
                           paper="Vaswani et al. 2017 §3.2.2")
     is_pre_norm: bool = flag(False, "Pre-LN: normalise before each block instead of after it", name="normalize-before",
                              paper="Xiong et al. 2020")
-    has_learned_positions: bool = flag(False, "learn position embeddings instead of sinusoids", name="learned-pos",
-                                       needs="token-positional-embeddings")
+    positions: Positions = variant(
+        "positions", "how the stack's input knows where its tokens stand", register.positions, default="sinusoidal",
+        needs=("token-positional-embeddings",),
+        switches={"learned-pos": Switch("learned", "learn position embeddings instead of sinusoids")})
     layer_drop_p: float = flag(0.0, "LayerDrop: leave each layer out of an update with this probability, so that the model can "
                                     "be pruned afterwards; 0.2 is the usual choice, 0.5 to prune half or more, 0.1 to 0.2 for "
                                     "quality alone; lower --dropout by about 0.1 with it", name="layerdrop",
@@ -48,20 +54,20 @@ class EmbeddingConfig:
     """Embeddings and positions."""
 
     share_all: bool = flag(False, "one matrix for source, target and output; needs --joined-dictionary data",
-                           name="share-all-embeddings", paper="Press and Wolf 2017", tasks=("translation",))
+                           name="share-all-embeddings", paper="Press and Wolf 2017", wants=(PAIRS,))
     share_decoder: bool = flag(False, "one matrix for target embeddings and output", name="share-decoder-input-output-embed",
-                               paper="Press and Wolf 2017", tasks=("translation", "language_modeling"))
+                               paper="Press and Wolf 2017", wants=(DECODER,))
     is_scaled: bool = flag(True, "multiply token embeddings by sqrt(embed-dim)", name="scale-embedding",
                            paper="Vaswani et al. 2017 §3.4")
     has_norm: bool = flag(False, "layer-normalise the sum of token and position embeddings", name="layernorm-embedding")
     has_positions: bool = flag(True, "add position embeddings", name="token-positional-embeddings",
                                paper="Vaswani et al. 2017 §3.5")
     max_source_positions: int = flag(1024, "longest source, in tokens; longer pairs are left out and named",
-                                     tasks=("translation",))
+                                     wants=(PAIRS,))
     max_target_positions: int = flag(1024, "longest target, in tokens; longer pairs are left out and named",
-                                     tasks=("translation", "language_modeling"))
+                                     wants=(DECODER,))
     max_positions: int = flag(512, "longest input of a masked language model or classifier, in tokens, <s> included; follows "
-                                   "--tokens-per-sample if that is given alone", tasks=("masked_lm", "sentence_prediction"))
+                                   "--tokens-per-sample if that is given alone", wants=(ENCODER_ONLY,))
 
     def __post_init__(self) -> None:
         for name in ("max_source_positions", "max_target_positions", "max_positions"):
@@ -78,9 +84,9 @@ class DropoutConfig:
     activation_p: float = flag(0.0, "probability after the feed-forward activation", name="activation-dropout",
                                aliases=("relu-dropout",))
     source_word_p: float = flag(0.0, "probability that a source word becomes <unk> in training", name="source-word-dropout",
-                                tasks=("translation",))
+                                wants=(PAIRS,))
     target_word_p: float = flag(0.0, "probability that a word the decoder reads becomes <unk> in training",
-                                name="target-word-dropout", tasks=("translation",))
+                                name="target-word-dropout", wants=(PAIRS,))
 
     def __post_init__(self) -> None:
         for name, value in (("dropout", self.dropout_p), ("attention-dropout", self.attention_p),
@@ -98,7 +104,7 @@ class ClassifierConfig:
     separator_token: int = flag(2, "id put between the two inputs of a pair, </s> by default; -1: none", needs="num-classes")
     name: str = flag("sentence_classification_head", "what the head is called: predict() asks for it by this name",
                      name="classification-head-name", needs="num-classes")
-    activation: str = flag("tanh", "activation inside the head", name="pooler-activation-fn", choices=ACTIVATIONS,
+    activation: str = flag("tanh", "activation inside the head", name="pooler-activation-fn", choices=register.activation,
                            needs="num-classes")
     dropout_p: float = flag(0.0, "dropout inside the head", name="pooler-dropout", needs="num-classes")
 
@@ -158,26 +164,39 @@ class LanguageModelConfig:
 class ModelConfig:
     """Model."""
 
-    encoder: StackConfig = part(StackConfig, "encoder-", tasks=("translation", "masked_lm", "sentence_prediction"))
-    decoder: StackConfig = part(StackConfig, "decoder-", tasks=("translation", "language_modeling"))
+    encoder: StackConfig = part(StackConfig, "encoder-", wants=(ENCODER,))
+    decoder: StackConfig = part(StackConfig, "decoder-", wants=(DECODER,))
     embedding: EmbeddingConfig = part(EmbeddingConfig)
     dropout: DropoutConfig = part(DropoutConfig)
     layer_drop_schedule: str = flag("constant", "how LayerDrop's rate p is shared out: every layer has p (constant), or layer "
                                     "i of N, counted from 1, has p * i/N, so that the top one has p and the mean is "
                                     "p * (N+1)/2N (linear)", name="layerdrop-schedule", choices=("constant", "linear"),
                                     paper="Huang et al. 2016 §3")
-    activation: str = flag("relu", "activation of the feed-forward blocks", name="activation-fn", choices=ACTIVATIONS)
-    classifier: ClassifierConfig = part(ClassifierConfig, tasks=("sentence_prediction",))
-    lm: LanguageModelConfig = part(LanguageModelConfig, tasks=("language_modeling",))
-    init: Init = variant("init-type", INIT_HELP, INIT_TYPES, default="default", paper="Liu et al. 2020 (Admin)")
-    memory: MemoryConfig = part(MemoryConfig, tasks=("translation",))
-    surface: HeadConfig = variant(
-        "surfacefusion", "let the softmax read the source embeddings: by attention, or pooled by mean or max", SURFACES,
-        default="none", paper="Liu et al. 2021", tasks=("translation",))
+    activation: str = flag("relu", "activation of the feed-forward blocks", name="activation-fn",
+                           choices=register.activation)
+    classifier: ClassifierConfig = part(ClassifierConfig, wants=(CLASSES,))
+    lm: LanguageModelConfig = part(LanguageModelConfig, wants=(DECODER_ONLY,))
+    init: Residual = variant(
+        "init-type", "residuals and the weights they start from; admin, for deep Post-LN models, profiles on the first batch "
+                     "and then trains", register.residual, default="default", aliases=("residual",),
+        paper="Liu et al. 2020 (Admin)")
+    fusion: Fusion = variant(
+        "fusion", "what the decoder layers read of the encoder", register.fusion, default="none", paper="Liu et al. 2021",
+        wants=(PAIRS,), switches={
+            "layer-wise-attention": Switch("layer-wise", "decoder layer i reads encoder layer i; with unequal depths they are "
+                                           "spread evenly, and the last reads the last", "Liu et al. 2021"),
+            "transparent-attention": Switch("transparent", "every decoder layer reads its own learned mix of all encoder "
+                                            "layers, also where --layer-wise-attention is given", "Liu et al. 2021")})
+    surface: Head = variant(
+        "surfacefusion", "let the softmax read the source embeddings: by attention, or pooled by mean or max", register.head,
+        default="none", aliases=("head",), paper="Liu et al. 2021", wants=(PAIRS,))
+    mixing: Mixing = variant("mixing", "what each layer of a stack reads of the layers below it", register.mixing,
+                             default="none")
+    adapter: Adapter = variant("adapter", "trainable weights beside the model's own", register.adapter, default="none")
 
     def __post_init__(self) -> None:
-        self._check_memory()
-        self._check_surface()
+        self.fusion.check(self.encoder.num_layers, self.decoder.num_layers)
+        self.surface.check(self.head_place())
         check(not self.embedding.share_all or self.encoder.model_dim == self.decoder.model_dim,
               f"--share-all-embeddings needs one width, but --encoder-embed-dim is {self.encoder.model_dim} and "
                       f"--decoder-embed-dim is {self.decoder.model_dim}. Make them equal, or leave out the sharing.")
@@ -199,38 +218,23 @@ class ModelConfig:
         check(not self.embedding.share_decoder or (self.lm.input_dim or self.decoder.model_dim)
               == (self.lm.output_dim or self.decoder.model_dim),
               "--share-decoder-input-output-embed has one matrix: make --decoder-input-dim and --decoder-output-dim equal.")
-        check_order(self.init, [side for side in ("encoder", "decoder") if getattr(self, side).is_pre_norm])
-        check(not isinstance(self.init, DeepNet) or len(self.init.layers) in (0, 2),
-              "--deepnet-layers needs two numbers, the encoder's layers and the decoder's, such as 18,18.")
+        self.init.check([side for side in ("encoder", "decoder") if getattr(self, side).is_pre_norm])
 
     @property
     def trained_depths(self) -> tuple[int, int]:
-        """Layers of encoder and decoder when training began, which is what DeepNet's constants belong to."""
+        """Layers of encoder and decoder when training began, for residuals whose constants follow from them."""
         own = (self.encoder.num_layers, self.decoder.num_layers)
-        return tuple(self.init.layers) or own if isinstance(self.init, DeepNet) else own  # type: ignore[return-value]
+        return self.init.trained_depths or own  # type: ignore[return-value]
 
     def with_trained_depths(self) -> ModelConfig:
-        """For whoever takes layers from a trained model: the same, with what depends on depth written down."""
-        return replace(self, init=DeepNet(layers=self.trained_depths)) if isinstance(self.init, DeepNet) else self
+        """For those who take layers from a trained model: the same, with what depends on depth written down."""
+        return replace(self, init=self.init.with_depths(self.trained_depths))
 
-    def _check_memory(self) -> None:
-        reads, depth = self.memory.layer_wise_reads, self.encoder.num_layers
-        check(not reads or len(reads) == self.decoder.num_layers,
-              f"--layer-wise-reads names {len(reads)} states, but there are {self.decoder.num_layers} decoder layers; give "
-              "one for each.")
-        wrong = next((state for state in reads if not -1 <= state <= depth), None)
-        check(wrong is None, f"--layer-wise-reads names state {wrong}, but an encoder of {depth} layers has 0 to {depth}, and "
-                             "-1 for its output.")
+    def head_place(self, feed_forward: Callable[[], Any] = no_block) -> HeadPlace:
+        return HeadPlace(dim=self.decoder.model_dim, encoder_dim=self.encoder.model_dim, num_layers=self.decoder.num_layers,
+                         dropout_p=self.dropout.dropout_p, attention_dropout_p=self.dropout.attention_p,
+                         feed_forward=feed_forward)
 
-    def _check_surface(self) -> None:
-        surface, depth = self.surface, self.decoder.num_layers
-        if isinstance(surface, AttendedFusion):
-            check(-depth - 1 <= surface.layer < depth,
-                  f"--sf-idx is {surface.layer}, but the decoder has {depth} layers; choose 0 to {depth - 1}, or a negative "
-                  "number that counts from the top (-1 is the last).")
-            check(surface.num_heads >= 1 and self.decoder.model_dim % surface.num_heads == 0,
-                  f"--sf-attention-heads is {surface.num_heads}; it must divide --decoder-embed-dim {self.decoder.model_dim}.")
-        elif isinstance(surface, MeanFusion):
-            check(self.encoder.model_dim == self.decoder.model_dim,
-                  f"--surfacefusion mean and max need one width, but --encoder-embed-dim is {self.encoder.model_dim} and "
-                  f"--decoder-embed-dim is {self.decoder.model_dim}. Make them equal, or use --surfacefusion att.")
+    def model_parts(self) -> list[ModelPart]:
+        """Every part whose kind can be chosen, for those who must know what all of them are."""
+        return [self.init, self.fusion, self.surface, self.mixing, self.adapter, self.encoder.positions, self.decoder.positions]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
 from lamina.config.fairseq_options import Retired, retired_for
-from lamina.config.presets import PRESETS, TASK_DEFAULTS, TASK_PRESETS, preset_values
+from lamina.config.presets import preset_values
 from lamina.config.yaml_file import flag_words, read_mapping
 from lamina.errors import ConfigError
 from lamina.fields import (
@@ -28,6 +28,7 @@ from lamina.fields import (
     suggestion,
     unique_leaves,
 )
+from lamina.registry import register
 
 T = TypeVar("T")
 
@@ -100,7 +101,10 @@ def _help_text(cls: type, leaf: Leaf) -> str:
     default = default_text(cls, leaf)
     if default and leaf.default is not MISSING:
         notes.append(f"default: {default}")
-    text = leaf.info.help + (f" ({'; '.join(notes)})" if notes else "")
+    meaning = leaf.info.help
+    if leaf.info.choices and leaf.info.metavar:
+        meaning += f": one of {', '.join(leaf.info.choices)}"
+    text = meaning + (f" ({'; '.join(notes)})" if notes else "")
     return text.replace("%", "%%")
 
 
@@ -170,17 +174,18 @@ def resolve(cls: type[T], given: dict[str, Any]) -> T:
     defaults = {leaf.name: leaf.default for leaf in unique_leaves(cls)}
     if "arch" in defaults:
         task = given.get("task", defaults["task"])
-        presets = TASK_PRESETS.get(task, PRESETS)  # an unknown task is for `build` to name
+        presets = register.arch.of_task(task) if task in register.task else list(register.arch)  # `build` names an unknown task
         arch = given.get("arch", next(iter(presets)))
-        if arch not in PRESETS:
-            hint = suggestion(arch, PRESETS).replace("--", "")
-            raise ConfigError(f"--arch is {arch!r}.{hint} Known: {', '.join(PRESETS)}.")
+        if arch not in register.arch:
+            hint = suggestion(arch, register.arch).replace("--", "")
+            raise ConfigError(f"--arch is {arch!r}.{hint} Known: {', '.join(register.arch)}.")
         if arch not in presets:
-            owner = next(name for name, own in TASK_PRESETS.items() if arch in own)
+            owner = register.arch.tasks_of(arch)[0]
             raise ConfigError(f"--arch {arch} is a preset for --task {owner}, and the task is {task}. Add --task {owner}, or "
                               f"choose one of {', '.join(presets)}.")
-        own = {name: value for name, value in TASK_DEFAULTS.get(task, {}).items() if name in defaults}
-        base = {"arch": arch, **own, **preset_values(arch, given)}
+        if task in register.task:
+            own = {name: value for name, value in register.task[task].defaults.items() if name in defaults}
+            base = {"arch": arch, **own, **preset_values(arch, task, given)}
     return build(cls, base | given, given)
 
 

@@ -7,64 +7,20 @@ from dataclasses import dataclass
 from lamina.config.batches import BatchConfig, DataConfig
 from lamina.config.keep import KeepConfig
 from lamina.config.model import ModelConfig
-from lamina.config.optim import OPTIMIZERS, SCHEDULES, Optimizer, Schedule
-from lamina.config.presets import PRESETS, TASK_PRESETS
 from lamina.config.ranks_options import RanksConfig
 from lamina.fields import check, flag, part, variant
-
-
-@dataclass(frozen=True, kw_only=True)
-class CrossEntropy:
-    """Loss."""
-
-    @property
-    def smoothing(self) -> float:
-        return 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabelSmoothedCrossEntropy:
-    """Loss."""
-
-    smoothing: float = flag(0.0, "share of the probability spread evenly over the vocabulary, eps/V each; 0.1 is usual",
-                            name="label-smoothing", paper="Szegedy et al. 2016 §7")
-
-    def __post_init__(self) -> None:
-        check(0.0 <= self.smoothing < 1.0, f"--label-smoothing is {self.smoothing}; it must lie in [0, 1).")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdaptiveLoss(CrossEntropy):
-    """Loss."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskedLmLoss(CrossEntropy):
-    """Loss."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentenceLoss(CrossEntropy):
-    """Loss."""
-
-
-Criterion = CrossEntropy | LabelSmoothedCrossEntropy
-CRITERIA: dict[str, type] = {
-    "cross_entropy": CrossEntropy,
-    "label_smoothed_cross_entropy": LabelSmoothedCrossEntropy,
-    "adaptive_loss": AdaptiveLoss,
-    "masked_lm": MaskedLmLoss,
-    "sentence_prediction": SentenceLoss,
-}
+from lamina.parts.contracts import Criterion, Optimizer, Schedule, TaskKind
+from lamina.registry import register
+from lamina.traits import CLASSES, PAIRS
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizationConfig:
     """Optimisation."""
 
-    criterion: Criterion = variant("criterion", "training loss", CRITERIA, default="cross_entropy")
-    optimizer: Optimizer = variant("optimizer", "update rule", OPTIMIZERS, default="adam")
-    schedule: Schedule = variant("lr-scheduler", "how the learning rate moves", SCHEDULES, default="inverse_sqrt")
+    criterion: Criterion = variant("criterion", "training loss", register.criterion, default="cross_entropy")
+    optimizer: Optimizer = variant("optimizer", "update rule", register.optimizer, default="adam")
+    schedule: Schedule = variant("lr-scheduler", "how the learning rate moves", register.schedule, default="inverse_sqrt")
     lr: tuple[float, ...] = flag((0.0005,), "learning rate; with --lr-scheduler fixed, one an epoch, the last one goes on",
                                  aliases=("learning-rate",), metavar="X[,X..]")
     min_lr: float = flag(-1.0, "floor of the linear and poly schedules; under the others, training stops once the rate has "
@@ -103,7 +59,7 @@ class PrecisionConfig:
     compiles: bool = flag(True, "on a GPU, let torch.compile fuse what it can before an update is recorded", name="compile",
                           needs="cuda-graphs")
     packs: bool = flag(True, "on a GPU, pack sentence pairs one behind the other into rows of --max-tokens, which have one "
-                             "shape and no padding", name="pack", tasks=("translation",))
+                             "shape and no padding", name="pack", wants=(PAIRS,))
     fp16_init_scale: float = flag(128.0, "first loss scale", needs="fp16")
     fp16_scale_window: int | None = flag(None, "updates without overflow before the scale doubles; 2^14 / update-freq / "
                                                "ranks if left out", needs="fp16")
@@ -134,10 +90,10 @@ class ValidationConfig:
     interval_updates: int = flag(0, "updates between validations, besides those at the end of epochs; 0: none",
                                  name="validate-interval-updates", needs="!disable-validation")
     eval_bleu: bool = flag(False, "translate the validation set (greedily) and report BLEU", needs="!disable-validation",
-                           tasks=("translation",))
+                           wants=(PAIRS,))
     eval_rouge: bool = flag(False, "summarize the validation set (greedily) and report ROUGE-1, 2, L and L-sum, F1 without "
                                    "stemming; needs pip install 'lamina[rouge]'", needs="!disable-validation",
-                            tasks=("translation",), paper="Lin 2004")
+                            wants=(PAIRS,), paper="Lin 2004")
     remove_bpe: str | None = flag(None, "join subwords at this mark before BLEU and ROUGE: `@@ ` if given bare, "
                                         "`sentencepiece`; known by itself for data made with --subword",
                                   name="eval-bleu-remove-bpe", metavar="[MARK]", bare_value="@@ ")
@@ -223,9 +179,9 @@ class LogConfig:
 class TrainConfig:
     """Start here."""
 
-    task: str = flag("translation", "what to learn", choices=tuple(TASK_PRESETS))
-    arch: str = flag("transformer", f"preset that gives the model's defaults: {', '.join(PRESETS)}", aliases=("-a",),
-                     metavar="NAME")
+    kind: TaskKind = variant("task", "what to learn", register.task, default="")
+    arch: str = flag("transformer", "preset that gives the model's defaults", aliases=("-a",),
+                     choices=register.arch, metavar="NAME")
     config: str | None = flag(None, "recipe: a YAML file of `flag: value` lines, or with them under `train:`; flags given here "
                                     "win over it",
                               metavar="FILE")
@@ -245,7 +201,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check(0 <= self.seed < 2**31, f"--seed is {self.seed}; it must be a whole number from 0 to 2^31 - 1.")
         check(self.batches.is_limited, "a batch needs a limit: give --max-tokens (4096 is a good start) or --batch-size.")
-        self._check_criterion()
+        self.optimization.criterion.check(self.kind, self.model)
+        self._check_metric()
+        self.kind.check(self)
         self._check_layer_drop()
         check(not (self.saving.interval_updates and self.validation.is_off and self.validation.patience != -1),
               "--patience needs validation; leave out --disable-validation.")
@@ -258,22 +216,12 @@ class TrainConfig:
               "--layerdrop-draws batch lets ranks run different layers at a time, and with --fsdp they hold each other's "
               "weights: leave one of them out.")
 
-    def _check_criterion(self) -> None:
-        criterion, is_sentences = self.optimization.criterion, self.task == "sentence_prediction"
-        has_adaptive_softmax = bool(self.model.lm.softmax_cutoff)
-        check(has_adaptive_softmax or not isinstance(criterion, AdaptiveLoss),
-              "--criterion adaptive_loss needs an adaptive softmax: add --adaptive-softmax-cutoff, such as 20000,60000, or "
-              "take --criterion cross_entropy.")
-        check(not (has_adaptive_softmax and criterion.smoothing),
-              "--label-smoothing would need every word's probability, which an adaptive softmax is there to avoid. Take "
-              "--criterion adaptive_loss, or leave out --adaptive-softmax-cutoff.")
-        for kind, task in ((MaskedLmLoss, "masked_lm"), (SentenceLoss, "sentence_prediction")):
-            check(not isinstance(criterion, kind) or self.task == task,
-                  f"--criterion {task} belongs to --task {task}, and the task is {self.task}. Leave it out.")
-        check(not is_sentences or isinstance(criterion, SentenceLoss),
-              "--task sentence_prediction has --criterion sentence_prediction and no other. Leave --criterion out.")
+    def _check_metric(self) -> None:
         metric = self.validation.best_metric
-        is_measured = is_sentences and (metric == "pearson") == self.data.sentences.is_regression
-        check(metric not in ("accuracy", "f1", "pearson") or is_measured,
-              f"--best-checkpoint-metric {metric} is not measured by this run: accuracy and f1 belong to --task "
-              "sentence_prediction, pearson to it with --regression-target.")
+        check(metric not in ("accuracy", "f1", "pearson") or self.kind.has(CLASSES),
+              f"--best-checkpoint-metric {metric} is not measured by this run: it is a figure of tasks with classes.")
+
+    @property
+    def task(self) -> str:
+        """Its name."""
+        return self.kind.name

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from lamina.cuda_graphs.capture import CAPTURE_ERROR_MODE, no_garbage_collection
-from lamina.cuda_graphs.compiling import compiled
 from lamina.data.batching import AnyBatch
+from lamina.nn.compiling import compiled
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.stack import CausalLayer, DecoderLayer, EncoderLayer
 

@@ -14,7 +14,7 @@ from lamina.cuda_graphs.layer_graphs import LayerGraphs
 from lamina.cuda_graphs.recorder import Captured, Recorder, StaticBatches, compiled_parts, replaced, shape_of
 from lamina.data.batching import AnyBatch
 from lamina.distributed.weights import FlatWeights
-from lamina.nn.adaptive import AdaptiveHead
+from lamina.models.contract import Model
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 
 # A pass over a batch, as training/update.py does it eagerly.
@@ -24,7 +24,7 @@ Backward = Callable[..., None]
 class CapturedPasses:
     """`is_compiled` and `is_off` say what has turned out to work."""
 
-    def __init__(self, model: nn.Module, weights: FlatWeights, backward: Backward, note: Callable[[str], None],
+    def __init__(self, model: Model, weights: FlatWeights, backward: Backward, note: Callable[[str], None],
                  skip_time: Callable[[float], None], *, is_compiled: bool) -> None:
         self.model = model
         self.weights = weights
@@ -37,8 +37,8 @@ class CapturedPasses:
         self._parts: dict[nn.Module, Any] = compiled_parts(model) if is_compiled else {}
         self._whole: dict[Any, Captured[None]] = {}
         self._layers: dict[Any, LayerGraphs] = {}
-        # Which words fall into which band of an adaptive softmax, the host alone knows.
-        self._can_be_whole = not isinstance(getattr(model, "head", None), AdaptiveHead)
+        # What the host alone knows differs from batch to batch.
+        self._can_be_whole = not model.head.needs_host
 
     def find(self, batch: AnyBatch, active: ActiveLayers, sums: Tensor) -> Callable[[], None] | None:
         """What to call for a pass over this batch, recorded now if need be; None if its shape may never come again."""

@@ -13,13 +13,7 @@ import torch
 from torch import Tensor
 
 from lamina.data.batching import ChooseBatches, length_batches, pad_rows
-from lamina.nn.adaptive import AdaptiveHead
-from lamina.nn.heads import Term, log_probs, normalise
-from lamina.nn.prepacked import Prepacked
 from lamina.text.vocabulary import EOS
-
-# Entries of (B, T, V) held at once.
-CHUNK_SIZE = 2**25
 
 
 def score_rows(models: Sequence[Any], rows: Sequence[tuple[np.ndarray, ...]], *, device: torch.device | str,
@@ -53,30 +47,5 @@ def token_log_probs(models: Sequence[Any], inputs: tuple[Tensor, ...], target: T
     These are true log-probabilities: hard surface fusion, whose scores are none, is normalised over the vocabulary here.
     `softmax_batch` limits how many tokens look at the vocabulary at once, besides what memory allows.
     """
-    single = [_of_model(model, model(*inputs), target, softmax_batch) for model in models]
+    single = [model.head.target_log_probs(model(*inputs), target, softmax_batch) for model in models]
     return torch.logsumexp(torch.stack(single), dim=0) - math.log(len(single))
-
-
-def _of_model(model: Any, terms: list[Term], target: Tensor, softmax_batch: int | None) -> Tensor:
-    if not isinstance(model.head, AdaptiveHead):
-        return target_log_probs(terms, model.output_weight, target, softmax_batch)
-    (term,) = terms
-    features, flat = term.features.flatten(0, 1), target.flatten()
-    size = min(softmax_batch or len(flat), max(1, CHUNK_SIZE // model.head.widest))
-    parts = [model.head.target_log_probs(features[start : start + size], flat[start : start + size])
-             for start in range(0, len(flat), size)]
-    return torch.cat(parts).view_as(target)
-
-
-def target_log_probs(terms: list[Term], output_weight: Tensor | Prepacked, target_out: Tensor,
-                     softmax_batch: int | None = None) -> Tensor:
-    """A few positions at a time, so that the whole (B, T, V) is never there. (B, T)"""
-    limit = min(softmax_batch or target_out.numel(), CHUNK_SIZE // output_weight.size(0))
-    width = max(1, limit // len(target_out))
-    parts = []
-    for start in range(0, target_out.size(1), width):
-        span = slice(start, start + width)
-        chunk = [Term(term.features[:, span], term.weight[:, span] if isinstance(term.weight, Tensor) else term.weight)
-                 for term in terms]
-        parts.append(normalise(log_probs(chunk, output_weight), chunk).gather(2, target_out[:, span, None])[:, :, 0])
-    return torch.cat(parts, dim=1)

@@ -10,8 +10,6 @@ from torch import nn
 from lamina.nn.adaptive import AdaptiveHead
 from lamina.nn.attention import CrossAttention, SelfAttention, SurfaceAttention
 from lamina.nn.embedding import InputEmbedding, TokenTable
-from lamina.nn.fusion import LayerAttention
-from lamina.nn.heads import HardMix
 from lamina.nn.positions import LearnedPositions
 from lamina.packed import PAD_POSITION
 
@@ -28,13 +26,10 @@ def initialise_(model: nn.Module) -> None:
                 nn.init.xavier_uniform_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-            case LayerAttention():
-                bound = math.sqrt(2 / (module.weight.size(0) + module.weight.size(1)))
-                nn.init.uniform_(module.weight, -bound, bound)
-            case HardMix() if module.gate_weight is not None:
-                nn.init.normal_(module.gate_weight, mean=0.0, std=(module.gate_weight.size(1) // 2) ** -0.5)
             case TokenTable() | LearnedPositions():
                 nn.init.normal_(module.weight, mean=0.0, std=module.weight.size(1) ** -0.5)
+            case _ if callable(initialise := getattr(module, "initialise_", None)):
+                initialise()  # a part with weights of its own says how they start
     # After all of those: these hold some of them, and differ.
     for module in model.modules():
         match module:

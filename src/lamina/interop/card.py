@@ -6,21 +6,16 @@ from collections.abc import Iterator
 
 from lamina import __version__
 from lamina.checkpoint.format import Checkpoint
-from lamina.config.fusion_options import AttendedFusion, HardFusion, SurfaceConfig
-from lamina.config.init import DefaultInit
 from lamina.config.model import ModelConfig, StackConfig
-from lamina.fields import flatten
 from lamina.pruning.cut import stack_depths
-
-_KINDS = {"translation": "an encoder-decoder Transformer", "language_modeling": "a Transformer language model",
-          "masked_lm": "a masked language model", "sentence_prediction": "a sentence classifier"}
+from lamina.traits import PAIRS
 
 
 def model_card(checkpoint: Checkpoint, name: str, usage: str) -> str:
     """Markdown; `usage` says how to load the folder it lies in."""
     config, flat = checkpoint.model_config(), checkpoint.config
-    what = _KINDS.get(checkpoint.task, checkpoint.task)
-    direction = f" from {checkpoint.languages[0]} to {checkpoint.languages[1]}" if checkpoint.task == "translation" else ""
+    what = checkpoint.kind.about_model
+    direction = f" from {checkpoint.languages[0]} to {checkpoint.languages[1]}" if checkpoint.kind.has(PAIRS) else ""
     sections = [f"# {name}", f"This is {what}{direction}, written by Lamina {__version__}.",
                 "## Model", _table([("architecture", str(flat.get("arch", "unknown"))), *_sizes(checkpoint, config)]),
                 "## Techniques", "\n".join(f"- {line}" for line in techniques(checkpoint)) or "A plain Transformer.",
@@ -51,17 +46,8 @@ def _stack(stack: StackConfig) -> str:
 def techniques(checkpoint: Checkpoint) -> Iterator[str]:
     """What is not a plain Transformer's, one line each."""
     config, flat, training = checkpoint.model_config(), checkpoint.config, checkpoint.training
-    if isinstance(config.surface, SurfaceConfig):
-        mode = config.surface.mode
-        gate = f", gate {mode.gate or 'learned'}" if isinstance(mode, HardFusion) else ""
-        layer = f", asked by decoder layer {config.surface.layer}" if isinstance(config.surface, AttendedFusion) else ""
-        yield f"SurfaceFusion: {flat['surfacefusion']}, {flat['sf-mode']}{gate}{layer}"
-    if config.memory.is_transparent:
-        yield f"transparent attention{', fine-grained' if config.memory.is_fine_grained else ''}"
-    elif config.memory.is_layer_wise:
-        yield "layer-wise attention"
-    if not isinstance(config.init, DefaultInit):
-        yield f"residuals: {flatten(config)['init-type']}"
+    yield from filter(None, (part.describe() for part in (config.surface, config.fusion, config.mixing, config.init,
+                                                          config.adapter)))
     if "folded" in training:
         yield f"residuals of {training['folded']}, folded into plain ones"
     for side, depth in stack_depths(checkpoint).items():

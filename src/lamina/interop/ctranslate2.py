@@ -11,12 +11,11 @@ import numpy as np
 
 from lamina.checkpoint.folding import fold_checkpoint
 from lamina.checkpoint.format import Checkpoint
-from lamina.config.fusion_options import NoSurface
-from lamina.config.init import DefaultInit, ReZeroInit
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError
 from lamina.nn.positions import num_rows, sinusoid_table
 from lamina.packed import FIRST_POSITION
+from lamina.traits import DECODER_ONLY, PAIRS
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerDecoderModelSpec, TransformerSpec
@@ -31,7 +30,7 @@ _BLANK = {"<pad>": "<blank>"}
 def write_ctranslate2(folder: Path, checkpoint: Checkpoint, notice: Callable[[str], object]) -> Checkpoint:
     """Write the model; scaled residuals are folded first. The checkpoint that was written, then."""
     check_representable(checkpoint)
-    if not isinstance(checkpoint.model_config().init, DefaultInit):
+    if not checkpoint.model_config().init.is_plain:
         notice(f"{checkpoint.config['init-type']} residuals are folded into plain ones")
         checkpoint = fold_checkpoint(checkpoint)
     spec = build_spec(checkpoint)
@@ -43,23 +42,18 @@ def write_ctranslate2(folder: Path, checkpoint: Checkpoint, notice: Callable[[st
 
 def check_representable(checkpoint: Checkpoint) -> None:
     """Why CTranslate2 could not compute this model, as an error."""
-    config = checkpoint.model_config()
+    config, kind = checkpoint.model_config(), checkpoint.kind
+    parts = [part for part in config.model_parts() if not (part is config.init and config.init.can_fold())]
     reason = ""
-    if checkpoint.task not in ("translation", "language_modeling"):
+    if not (kind.has(PAIRS) or kind.has(DECODER_ONLY)):
         reason = f"translation and language models are, and this model is of --task {checkpoint.task}"
     elif config.lm.is_adaptive or config.lm.softmax_cutoff:
         reason = "adaptive vocabularies have several tables, and CTranslate2's have one"
     elif ("head.project.weight" in checkpoint.weights) != ("target_embedding.project.weight" in checkpoint.weights):
         reason = ("it narrows input and output together, and this model has only one of --decoder-input-dim and "
                   "--decoder-output-dim")
-    elif not isinstance(config.surface, NoSurface):
-        reason = ("SurfaceFusion mixes a second distribution, read off the source embeddings, into the softmax, and "
-                  "CTranslate2's decoder has one output")
-    elif config.memory.is_transparent or config.memory.is_layer_wise:
-        reason = ("its decoder layers read different states of the encoder, and CTranslate2 gives all of them the encoder's "
-                  "output")
-    elif isinstance(config.init, ReZeroInit):
-        reason = "--init-type rezero has no LayerNorm, which CTranslate2's layers always apply"
+    elif reasons := [why for part in parts if (why := part.not_in("CTranslate2"))]:
+        reason = reasons[0]
     elif config.activation not in ACTIVATIONS:
         reason = f"it has no --activation-fn {config.activation}; it has {', '.join(ACTIVATIONS)}"
     if reason:
@@ -77,7 +71,7 @@ def build_spec(checkpoint: Checkpoint) -> TransformerSpec | TransformerDecoderMo
     config = checkpoint.model_config()
     weights = {name: weight.float().cpu().numpy() for name, weight in checkpoint.weights.items()}
     vocabularies = [[_BLANK.get(symbol, symbol) for symbol in vocabulary.symbols] for vocabulary in checkpoint.vocabularies()]
-    is_translation = checkpoint.task == "translation"
+    is_translation = checkpoint.kind.has(PAIRS)
     decoder = TransformerDecoderSpec(**_options(config, "decoder"), with_encoder_attention=is_translation,
                                      no_final_norm=not is_translation and not config.lm.has_final_norm,
                                      project_in_out="head.project.weight" in weights)

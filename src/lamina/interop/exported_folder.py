@@ -11,11 +11,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from lamina.checkpoint.format import Checkpoint, checked
+from lamina.checkpoint.format import Checkpoint, checked, task_kind
 from lamina.data.data_folder import dictionary_name
 from lamina.errors import CheckpointError, DataError
 from lamina.files import read_json
 from lamina.text.subword import load_subwords, save_subwords, subword_to_dict
+from lamina.traits import PAIRS
 
 FORMAT = 1
 WEIGHTS_NAME, CONFIG_NAME = "model.safetensors", "config.json"
@@ -30,7 +31,7 @@ def is_exported(path: Path) -> bool:
 
 def file_keys(task: str, languages: Sequence[str]) -> list[str]:
     """What files are called after: the languages, made different where one stands on both sides; dict.txt for a single text."""
-    if task != "translation":
+    if not task_kind(task).has(PAIRS):
         return ["", *languages[1:]]
     return [language if language not in languages[:place] else f"{language}{place + 1}"
             for place, language in enumerate(languages)]

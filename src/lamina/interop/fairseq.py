@@ -15,12 +15,13 @@ from lamina.config.keep import kept_layers
 from lamina.config.model import ClassifierConfig, ModelConfig
 from lamina.errors import CheckpointError
 from lamina.fields import build, unique_leaves, with_positive_names
-from lamina.models.build import BUILDERS
 from lamina.models.decoder_only import DecoderOnly
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.models.masked import MaskedModel
-from lamina.nn.fusion import LayerAttention
+from lamina.parts.position_kinds import Learned
 from lamina.pruning.cut import Keep, prune
+from lamina.registry import first_task, register
+from lamina.traits import CLASSES, DECODER_ONLY, MASKS, PAIRS
 
 # Arguments that change what a model computes and that we do not build: anything but these values is refused by name.
 _ONLY_WITH: dict[str, tuple[Any, ...]] = {
@@ -68,7 +69,7 @@ class Described(NamedTuple):
 
     def build(self, sizes: tuple[int, ...]) -> Any:
         """The stored model, with vocabularies of these sizes."""
-        model = BUILDERS[self.task](self.config, sizes)
+        model = register.task[self.task]().build_model(self.config, sizes)
         load_parameters_(model, self.state_dict)
         return model
 
@@ -78,8 +79,8 @@ def describe_model(args: Mapping[str, Any], state_dict: Mapping[str, Tensor]) ->
     if any(".sentence_encoder." in name for name in state_dict):
         return _describe_masked(args, state_dict)
     if not any(name.startswith("encoder.") for name in state_dict):
-        return _described("language_modeling", language_model_config(args), args, state_dict)
-    return _described("translation", config_from_args(args), args, state_dict)
+        return _described(first_task(DECODER_ONLY), language_model_config(args), args, state_dict)
+    return _described(first_task(PAIRS), config_from_args(args), args, state_dict)
 
 
 def _described(task: str, config: ModelConfig, args: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Described:
@@ -93,13 +94,14 @@ def model_from_fairseq(args: Mapping[str, Any], state_dict: Mapping[str, Tensor]
     Where `args` name layers to keep, the model is pruned to them, unless the weights are those of a pruned model already.
     """
     described = describe_model(args, state_dict)
-    sizes = {"translation": (source_vocab_size, target_vocab_size), "language_modeling": (target_vocab_size,)}.get(
-        described.task, (source_vocab_size,))
+    kind = register.task[described.task]()
+    sizes = (source_vocab_size, target_vocab_size) if kind.has(PAIRS) else (
+        (target_vocab_size,) if kind.has(DECODER_ONLY) else (source_vocab_size,))
     model = described.build(sizes)
     if described.keep == Keep():
         return model
     config, weights = prune(described.config, dict(model.named_parameters()), described.keep)
-    pruned = BUILDERS[described.task](config, sizes)
+    pruned = kind.build_model(config, sizes)
     load_weights_(pruned, weights)
     return pruned
 
@@ -143,10 +145,10 @@ def _describe_masked(args: Mapping[str, Any], state_dict: Mapping[str, Tensor]) 
     config = config_from_args(args)
     # Fixed in the reference, whatever its arguments say: up to 0.9 they say nothing, or what nothing read.
     is_old = any(name.endswith("sentence_encoder.emb_layer_norm.weight") for name in state_dict)
-    stack = replace(config.encoder, has_learned_positions=True, is_pre_norm=config.encoder.is_pre_norm and not is_old)
+    stack = replace(config.encoder, positions=Learned(), is_pre_norm=config.encoder.is_pre_norm and not is_old)
     config = replace(config, encoder=stack, embedding=replace(config.embedding, is_scaled=False, has_norm=True),
                      classifier=_classifier(config.classifier, state_dict))
-    return _described("sentence_prediction" if config.classifier.num_classes else "masked_lm", config, args, state_dict)
+    return _described(first_task(CLASSES if config.classifier.num_classes else MASKS), config, args, state_dict)
 
 
 def language_model_config(args: Mapping[str, Any]) -> ModelConfig:
@@ -329,7 +331,7 @@ def _projection_places(attention: str, which: str | None, kind: str) -> list[Pla
 
 def _is_unread_norm(name: str, model: nn.Module) -> bool:
     """A mix of encoder layers reads them raw, so the encoder's last norm is there for nobody."""
-    return name.startswith("encoder.layer_norm.") and isinstance(getattr(model, "memory", None), LayerAttention)
+    return name.startswith("encoder.layer_norm.") and not getattr(getattr(model, "memory", None), "reads_final", True)
 
 
 @torch.no_grad()

@@ -18,15 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lamina.checkpoint.format import Checkpoint
-from lamina.config.presets import PRESETS
+from lamina.checkpoint.format import Checkpoint, task_kind
 from lamina.data.data_folder import dictionary_name
 from lamina.errors import CheckpointError, ConfigError
 from lamina.fields import flatten
 from lamina.interop.fairseq import Described, copy_parameters_, describe_model, is_buffer
 from lamina.pruning.cut import Keep, prune_checkpoint
+from lamina.registry import register
 from lamina.text.subword import Whitespace, load_subwords, subword_to_dict
 from lamina.text.vocabulary import Vocabulary
+from lamina.traits import CLASSES, DECODER_ONLY, ENCODER_ONLY, PAIRS
 
 Notice = Callable[[str], object]
 
@@ -41,8 +42,6 @@ READABLE: tuple[type | tuple[type, str], ...] = (
     *((Unread, f"fairseq.meters.{name}") for name in ("AverageMeter", "TimeMeter", "StopwatchMeter")),
 )
 
-TASKS = {"translation": "translation", "language_modeling": "language_modeling", "masked_lm": "masked_lm",
-         "sentence_prediction": "sentence_prediction"}
 # Settings of a task that change what the model learned to predict: anything but these values is refused by name.
 _ONLY_WITH: dict[str, tuple[Any, ...]] = {
     "future_target": (False, None),
@@ -96,7 +95,7 @@ def checkpoint_from_fairseq(content: Mapping[str, Any], path: Path, places: Dict
         # Arguments are whatever the file says: of another type than fairseq's own, they may fail anywhere.
         raise CheckpointError(f"{path} (fairseq, --arch {arch}) is damaged or of an unknown kind: "
                               f"{_first_line(error)}") from None
-    if arch not in PRESETS and not arch.startswith(("transformer", "roberta")):
+    if arch not in register.arch and not arch.startswith(("transformer", "roberta")):
         notice(f"{path}: --arch {arch} is none that Lamina knows; it was read as a Transformer, which its parameters fit")
     checkpoint = Checkpoint(
         config={"task": described.task, "arch": arch, **flatten(described.config)},
@@ -144,9 +143,10 @@ def _flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _check_task(args: Mapping[str, Any]) -> None:
     task = args.get("task")
-    if task is not None and task not in TASKS:
+    known = [kind.fairseq_task for kind in register.task.values() if kind.fairseq_task]
+    if task is not None and task not in known:
         raise CheckpointError(f"this model was trained with task={task!r}, which Lamina does not have; it has "
-                              f"{', '.join(TASKS)}.")
+                              f"{', '.join(known)}.")
     for name, accepted in _ONLY_WITH.items():
         if args.get(name) not in accepted:
             raise CheckpointError(f"this model was trained with {name}={args[name]!r}, which Lamina does not have.")
@@ -160,23 +160,23 @@ def _texts(described: Described, args: Mapping[str, Any], path: Path, places: Di
     """Languages, dictionaries and segmentations, one of each for every vocabulary of the task."""
     folders = [*places.folders, path.parent]
     languages: tuple[str, ...]
-    match described.task:
-        case "translation":
-            languages = _languages(args, folders, places)
-            found = [_dictionary(folders, dictionary_name(language)) for language in languages]
-        case "language_modeling":
-            found = [_only_dictionary(folders)]
-            languages = (found[0].name.removeprefix("dict").removesuffix("txt").strip(".") or NO_LANGUAGE,)
-        case "masked_lm":
-            found, languages = [_only_dictionary(folders)], (NO_LANGUAGE,)
-        case _:
-            inputs = [folder / "input0" for folder in folders]
-            found, languages = [_only_dictionary([*inputs, *folders])], ("input",)
-            if described.config.classifier.num_classes > 1:
-                found.append(_dictionary([folder / "label" for folder in folders], dictionary_name(None)))
-                languages = ("input", "label")
+    kind = task_kind(described.task)
+    if kind.has(PAIRS):
+        languages = _languages(args, folders, places)
+        found = [_dictionary(folders, dictionary_name(language)) for language in languages]
+    elif kind.has(DECODER_ONLY):
+        found = [_only_dictionary(folders)]
+        languages = (found[0].name.removeprefix("dict").removesuffix("txt").strip(".") or NO_LANGUAGE,)
+    elif kind.has(CLASSES):
+        inputs = [folder / "input0" for folder in folders]
+        found, languages = [_only_dictionary([*inputs, *folders])], ("input",)
+        if described.config.classifier.num_classes > 1:
+            found.append(_dictionary([folder / "label" for folder in folders], dictionary_name(None)))
+            languages = ("input", "label")
+    else:
+        found, languages = [_only_dictionary(folders)], (NO_LANGUAGE,)
     vocabularies = [Vocabulary.load(file) for file in found]
-    if described.task in ("masked_lm", "sentence_prediction"):
+    if kind.has(ENCODER_ONLY):
         vocabularies[0] = vocabularies[0].with_mask()
     _check_sizes(described, vocabularies, found)
     return languages, vocabularies, [_subword(file, language) for file, language in zip(found, languages, strict=True)]
@@ -221,17 +221,13 @@ def _listed(folders: Iterable[Path]) -> str:
 
 def _check_sizes(described: Described, vocabularies: list[Vocabulary], files: list[Path]) -> None:
     """Before the parameters are copied, whose shapes would tell the same less clearly."""
-    for name, vocabulary, file in zip(_TABLES[described.task], vocabularies, files, strict=False):
-        table = described.state_dict.get(name)
+    kind = task_kind(described.task)
+    stacks = ["encoder.sentence_encoder"] if kind.has(ENCODER_ONLY) else list(kind.stacks)
+    for stack, vocabulary, file in zip(stacks, vocabularies, files, strict=False):
+        table = described.state_dict.get(f"{stack}.embed_tokens.weight")
         if table is not None and table.size(0) != len(vocabulary):
             raise CheckpointError(f"it has {table.size(0)} embeddings, but the dictionary {file} has {len(vocabulary)} "
                                   "symbols. Name the folder of its own dictionaries with --dict-dir.")
-
-
-_TABLES = {"translation": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
-           "language_modeling": ("decoder.embed_tokens.weight",),
-           "masked_lm": ("encoder.sentence_encoder.embed_tokens.weight",),
-           "sentence_prediction": ("encoder.sentence_encoder.embed_tokens.weight",)}
 
 
 def _subword(dictionary: Path, language: str) -> dict[str, Any]:

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
-from lamina.config.fusion_options import NoSurface
-from lamina.config.init import DefaultInit, ReZeroInit
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError
 from lamina.interop.fairseq import places
+from lamina.parts.position_kinds import Learned
+from lamina.traits import DECODER_ONLY, PAIRS
 
+# That fairseq knows.
+ACTIVATIONS = ("relu", "gelu", "gelu_fast", "gelu_accurate", "tanh", "linear")
 # Below 3, fairseq takes a stack for one without its last norm.
 _VERSION = 3.0
 _SELF, _CROSS = "self_attn", "encoder_attn"
@@ -48,16 +50,14 @@ _LAYER = re.compile(r"((?:encoder|decoder)\.layers\.\d+)\.(.+)")
 
 def check_plain(checkpoint: Checkpoint) -> None:
     """Why fairseq's own code could not compute this model, as an error."""
-    config = checkpoint.model_config()
+    config, kind = checkpoint.model_config(), checkpoint.kind
     reason = ""
-    if checkpoint.task not in ("translation", "language_modeling"):
+    if not (kind.has(PAIRS) or kind.has(DECODER_ONLY)):
         reason = f"a model of --task {checkpoint.task} is not written in its layout; translation and language models are"
-    elif not isinstance(config.surface, NoSurface) or config.memory.is_transparent or config.memory.is_layer_wise:
-        reason = "fairseq has no fusion of encoder layers or of the source embeddings"
-    elif not isinstance(config.init, DefaultInit):
-        reason = "fairseq has no scaled residuals"
-        if not isinstance(config.init, ReZeroInit):
-            reason += ". `lamina fold` turns them into plain ones"
+    elif reasons := [why for part in config.model_parts() if (why := part.not_in("fairseq"))]:
+        reason = reasons[0]
+    elif config.activation not in ACTIVATIONS:
+        reason = f"it has no --activation-fn {config.activation}; it has {', '.join(ACTIVATIONS)}"
     elif config.lm.is_adaptive or config.lm.softmax_cutoff:
         reason = "adaptive vocabularies are not written in its layout"
     if reason:
@@ -76,7 +76,7 @@ def fairseq_content(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    sides = ("encoder", "decoder") if checkpoint.task == "translation" else ("decoder",)
+    sides = ("encoder", "decoder") if checkpoint.kind.has(PAIRS) else ("decoder",)
     found = {f"{side}.version": torch.tensor([_VERSION]) for side in sides}
     for name, weight in checkpoint.weights.items():
         for theirs in _names(name):
@@ -105,17 +105,18 @@ def _names(name: str) -> list[str]:
 def fairseq_args(checkpoint: Checkpoint) -> dict[str, Any]:
     """The arguments that build the model there, defaults included."""
     config = checkpoint.model_config()
-    is_translation = checkpoint.task == "translation"
+    is_translation = checkpoint.kind.has(PAIRS)
     args = _common_args(config) | _stack_args(config, "decoder")
     if is_translation:
         source, target = checkpoint.languages
-        args |= {"arch": "transformer", "task": "translation", "source_lang": source, "target_lang": target,
+        args |= {"arch": "transformer", "task": checkpoint.kind.fairseq_task, "source_lang": source, "target_lang": target,
                  "left_pad_source": True, "left_pad_target": False, "share_all_embeddings": config.embedding.share_all,
                  "max_source_positions": config.embedding.max_source_positions,
                  "decoder_input_dim": config.decoder.model_dim, "decoder_output_dim": config.decoder.model_dim,
                  **_stack_args(config, "encoder")}
     else:
-        args |= {"arch": "transformer_lm", "task": "language_modeling", "tokens_per_sample": args["max_target_positions"],
+        args |= {"arch": "transformer_lm", "task": checkpoint.kind.fairseq_task,
+                 "tokens_per_sample": args["max_target_positions"],
                  "decoder_input_dim": config.lm.input_dim or config.decoder.model_dim,
                  "decoder_output_dim": config.lm.output_dim or config.decoder.model_dim,
                  "no_decoder_final_norm": not config.lm.has_final_norm, "character_embeddings": False,
@@ -139,5 +140,6 @@ def _stack_args(config: ModelConfig, side: str) -> dict[str, Any]:
     stack = getattr(config, side)
     return {f"{side}_layers": stack.num_layers, f"{side}_embed_dim": stack.model_dim, f"{side}_ffn_embed_dim": stack.ffn_dim,
             f"{side}_attention_heads": stack.num_heads, f"{side}_normalize_before": stack.is_pre_norm,
-            f"{side}_learned_pos": stack.has_learned_positions, f"{side}_layerdrop": stack.layer_drop_p,
+            f"{side}_learned_pos": isinstance(stack.positions, Learned),
+            f"{side}_layerdrop": stack.layer_drop_p,
             f"{side}_layers_to_keep": None, f"{side}_embed_path": None}

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 from torch import nn
 
-from lamina.config.fusion_options import AttendedFusion, HardFusion, MaxFusion, NoSurface, SurfaceConfig
-from lamina.config.init import AdminClosedForm, DeepNet, Init, OmegaInit, ReZeroInit, ReZeroPostNorm
 from lamina.config.model import ModelConfig, StackConfig
 from lamina.errors import ConfigError
-from lamina.init.admin import fill_closed_form_
 from lamina.init.bert import initialise_bert_
-from lamina.init.deepnet import DeepNetConstants, initialise_deepnet_
 from lamina.init.default import initialise_
 from lamina.models.decoder_only import DecoderOnly
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.models.masked import MaskedModel
 from lamina.nn.adaptive import AdaptiveHead, AdaptiveTable, Band, Tail
-from lamina.nn.attention import CrossAttention, SelfAttention, SurfaceAttention
+from lamina.nn.attention import CrossAttention, SelfAttention
 from lamina.nn.embedding import InputEmbedding, TokenTable, WordDropout
 from lamina.nn.encoder_heads import MaskedHead, SentenceHead
-from lamina.nn.feed_forward import FeedForward
-from lamina.nn.fusion import LastState, LayerAttention, LayerWise, Memory, Transform, spread_evenly
-from lamina.nn.heads import AttendedSurface, HardMix, Head, LinearHead, PooledSurface, SoftMix, SurfaceHead
-from lamina.nn.positions import LearnedPositions, SinusoidalPositions
-from lamina.nn.residual import Add, DeepNorm, OmegaAdd, PostNorm, PreNorm, ReZero
+from lamina.nn.feed_forward import FeedForward, Function
+from lamina.nn.fusion import Memory
+from lamina.nn.heads import LinearHead, VocabularyHead
 from lamina.nn.stack import CausalLayer, DecoderLayer, EncoderLayer, LayerStack
+from lamina.parts.contracts import FusionPlace, LayerPlace
+from lamina.registry import register
 
 # Of every vocabulary; text/vocabulary.py says the same, and a test holds the two together.
 PAD_ID = 1
@@ -40,17 +35,17 @@ FIRST_WORD_ID = 4
 def build_model(config: ModelConfig, source_vocab_size: int, target_vocab_size: int) -> EncoderDecoder:
     """A freshly initialised model; torch's global seed decides its weights."""
     source_table, target_table, output_table = _tables(config, source_vocab_size, target_vocab_size)
-    embedding, (num_encoder, num_decoder) = config.embedding, config.trained_depths
-    encoder_constants = DeepNetConstants.of_encoder(num_encoder, num_decoder)
-    decoder_constants = DeepNetConstants.of_decoder(num_decoder)
+    embedding, depths = config.embedding, config.trained_depths
     dropout, memory = config.dropout, _memory(config)
+    reads_tokens = config.fusion.reads_tokens or config.surface.reads_tokens
+    encoder_place, decoder_place = _place(config, "encoder", 2, depths), _place(config, "decoder", 3, depths)
     model = EncoderDecoder(
         source_embedding=_input_embedding(config, config.encoder, source_table, embedding.max_source_positions,
-                                          word_dropout_p=dropout.source_word_p, offers_tokens=_reads_tokens(config)),
-        encoder=_encoder(config, encoder_constants.alpha, memory),
+                                          word_dropout_p=dropout.source_word_p, offers_tokens=reads_tokens),
+        encoder=_encoder(config, encoder_place, memory),
         target_embedding=_input_embedding(config, config.decoder, target_table, embedding.max_target_positions,
                                           word_dropout_p=dropout.target_word_p),
-        decoder=_decoder(config, decoder_constants.alpha),
+        decoder=_decoder(config, decoder_place),
         memory=memory,
         head=_head(config, output_table),
         pad_id=PAD_ID,
@@ -58,28 +53,31 @@ def build_model(config: ModelConfig, source_vocab_size: int, target_vocab_size: 
         max_target_positions=embedding.max_target_positions,
     )
     initialise_(model)
-    _initialise_branches_(config.init, model.encoder, encoder_constants.beta)
-    _initialise_branches_(config.init, model.decoder, decoder_constants.beta)
+    config.init.initialise_(model.encoder, encoder_place)
+    config.init.initialise_(model.decoder, decoder_place)
+    config.adapter.attach_(model)
     return model
 
 
 def build_masked_model(config: ModelConfig, vocab_size: int) -> MaskedModel:
     """Encoder, the head that fills gaps, and the sentence head that the configuration names, if it does."""
     table, classifier = TokenTable(vocab_size, config.encoder.model_dim, PAD_ID), config.classifier
-    heads = {classifier.name: SentenceHead(config.encoder.model_dim, classifier.num_classes, classifier.activation,
+    heads = {classifier.name: SentenceHead(config.encoder.model_dim, classifier.num_classes,
+                                           _activation(classifier.activation),
                                            classifier.dropout_p)} if classifier.num_classes else {}
-    constants = DeepNetConstants.of_single_stack(config.trained_depths[0])
+    place = _place(config, "encoder", 2, (config.trained_depths[0], 0))
     model = MaskedModel(
         embedding=_input_embedding(config, config.encoder, table, config.embedding.max_positions),
-        encoder=_encoder(config, constants.alpha, LastState()),
-        head=MaskedHead(table, config.activation),
+        encoder=_encoder(config, place),
+        head=MaskedHead(table, _activation(config.activation)),
         classifiers=heads,
         pad_id=PAD_ID,
         max_positions=config.embedding.max_positions,
         frame=(classifier.init_token, classifier.separator_token),
     )
     initialise_bert_(model)
-    _initialise_branches_(config.init, model.encoder, constants.beta)
+    config.init.initialise_(model.encoder, place)
+    config.adapter.attach_(model)
     return model
 
 
@@ -87,20 +85,22 @@ def build_decoder_only(config: ModelConfig, vocab_size: int) -> DecoderOnly:
     """A language model, freshly initialised."""
     stack, embedding = config.decoder, config.embedding
     table = _lm_table(config, vocab_size)
-    constants = DeepNetConstants.of_single_stack(config.trained_depths[1])
+    place = _place(config, "decoder", 2, (0, config.trained_depths[1]))
     layers = []
-    for _ in range(stack.num_layers):
-        attn_residual, ffn_residual = _residuals(config, stack, 2, constants.alpha)
+    for index in range(stack.num_layers):
+        attn_residual, ffn_residual = config.init.build(replace(place, index=index))
         layers.append(CausalLayer(_self_attention(config, stack), attn_residual, _feed_forward(config, stack), ffn_residual))
+    final_norm = config.init.final_norm(place) if config.lm.has_final_norm else None
     model = DecoderOnly(
         target_embedding=_input_embedding(config, stack, table, embedding.max_target_positions),
-        decoder=LayerStack(layers, _final_norm(stack) if config.lm.has_final_norm else None),
+        decoder=LayerStack(layers, final_norm, mixing=config.mixing.build(place)),
         head=_lm_head(config, vocab_size, table),
         pad_id=PAD_ID,
         max_target_positions=embedding.max_target_positions,
     )
     initialise_(model)
-    _initialise_branches_(config.init, model.decoder, constants.beta)
+    config.init.initialise_(model.decoder, place)
+    config.adapter.attach_(model)
     return model
 
 
@@ -152,22 +152,11 @@ def _lm_head(config: ModelConfig, vocab_size: int, table: TokenTable | AdaptiveT
                         dropout_p=lm.softmax_dropout_p)
 
 
-# By the task whose models they are: from a configuration and the sizes of the task's vocabularies.
-BUILDERS: dict[str, Callable[[ModelConfig, tuple[int, ...]], Any]] = {
-    "translation": lambda config, sizes: build_model(config, *sizes),
-    "language_modeling": lambda config, sizes: build_decoder_only(config, *sizes),
-    "masked_lm": lambda config, sizes: build_masked_model(config, *sizes),
-    "sentence_prediction": lambda config, sizes: build_masked_model(config, sizes[0]),
-}
-
-
-def _initialise_branches_(init: Init, stack: LayerStack, beta: float) -> None:
-    """What --init-type changes once the rest has its first weights; a profile comes later, with the data."""
-    match init:
-        case DeepNet():
-            initialise_deepnet_(stack, beta)
-        case AdminClosedForm():
-            fill_closed_form_(stack)
+def _place(config: ModelConfig, stack: str, num_sub_layers: int, trained_depths: tuple[int, int]) -> LayerPlace:
+    """Of the first layer of a stack."""
+    own: StackConfig = getattr(config, stack)
+    return LayerPlace(stack=stack, index=0, num_layers=own.num_layers, num_sub_layers=num_sub_layers, dim=own.model_dim,
+                      is_pre_norm=own.is_pre_norm, dropout_p=config.dropout.dropout_p, trained_depths=trained_depths)
 
 
 def _tables(config: ModelConfig, source_size: int, target_size: int) -> tuple[TokenTable, TokenTable, TokenTable]:
@@ -186,11 +175,10 @@ def _input_embedding(config: ModelConfig, stack: StackConfig, table: TokenTable 
                      word_dropout_p: float = 0.0, offers_tokens: bool = False) -> InputEmbedding:
     embedding, dim = config.embedding, stack.model_dim
     token_dim = table.weight.size(1) if isinstance(table, TokenTable) else dim
-    positions = LearnedPositions if stack.has_learned_positions else SinusoidalPositions
     return InputEmbedding(
         table,
         scale=math.sqrt(dim) if embedding.is_scaled else 1.0,
-        positions=positions(max_positions, dim) if embedding.has_positions else None,
+        positions=stack.positions.build(max_positions, dim) if embedding.has_positions else None,
         norm=nn.LayerNorm(dim) if embedding.has_norm else None,
         dropout_p=config.dropout.dropout_p,
         word_dropout=WordDropout(word_dropout_p, UNK_ID, FIRST_WORD_ID) if word_dropout_p else None,
@@ -199,117 +187,52 @@ def _input_embedding(config: ModelConfig, stack: StackConfig, table: TokenTable 
     )
 
 
-def _residuals(config: ModelConfig, stack: StackConfig, number: int, alpha: float) -> list[nn.Module]:
-    """Those of one layer, one a sub-layer; alpha is DeepNet's."""
-    order = PreNorm if stack.is_pre_norm else PostNorm
-    return [order(_norm(config, stack), add, config.dropout.dropout_p)
-            for add in _adds(config.init, number, stack.model_dim, alpha)]
-
-
-def _adds(init: Init, number: int, dim: int, alpha: float) -> list[nn.Module]:
-    match init:
-        case OmegaInit():
-            return [OmegaAdd(dim) for _ in range(number)]
-        case ReZeroInit() | ReZeroPostNorm():
-            return [ReZero()] * number  # one object, so that the layer has one scale
-        case DeepNet():
-            return [DeepNorm(alpha) for _ in range(number)]
-    return [Add() for _ in range(number)]
-
-
-def _norm(config: ModelConfig, stack: StackConfig) -> nn.Module:
-    return nn.Identity() if isinstance(config.init, ReZeroInit) else nn.LayerNorm(stack.model_dim)
-
-
-def _final_norm(stack: StackConfig) -> nn.Module | None:
-    # Post-LN normalises as it goes; Pre-LN owes the stream one norm at the end.
-    return nn.LayerNorm(stack.model_dim) if stack.is_pre_norm else None
-
-
 def _self_attention(config: ModelConfig, stack: StackConfig) -> SelfAttention:
     return SelfAttention(stack.model_dim, stack.num_heads, config.dropout.attention_p)
 
 
 def _feed_forward(config: ModelConfig, stack: StackConfig) -> FeedForward:
-    return FeedForward(stack.model_dim, stack.ffn_dim, config.activation, config.dropout.activation_p)
+    return FeedForward(stack.model_dim, stack.ffn_dim, _activation(config.activation), config.dropout.activation_p)
 
 
-def _encoder(config: ModelConfig, alpha: float, memory: Memory) -> LayerStack:
+def _activation(name: str) -> Function:
+    return register.activation[name]()
+
+
+def _encoder(config: ModelConfig, place: LayerPlace, memory: Memory | None = None) -> LayerStack:
+    """`memory`: what a decoder reads of it, where there is one."""
     stack, layers = config.encoder, []
-    for _ in range(stack.num_layers):
-        attn_residual, ffn_residual = _residuals(config, stack, 2, alpha)
+    for index in range(stack.num_layers):
+        attn_residual, ffn_residual = config.init.build(replace(place, index=index))
         layers.append(EncoderLayer(_self_attention(config, stack), attn_residual, _feed_forward(config, stack), ffn_residual))
-    surface = config.surface
+    mixing = config.mixing.build(place)
+    if memory is None:
+        return LayerStack(layers, config.init.final_norm(place), mixing=mixing)
     # The last norm is there for those who read the stack's output: a mix of raw states does not.
-    norm = _final_norm(stack) if memory.reads_final or isinstance(surface, AttendedFusion) else None
-    reads_input = isinstance(surface, SurfaceConfig) and surface.has_positions
-    return LayerStack(layers, norm, kept_states=memory.reads_states | ({0} if reads_input else set()))
+    norm = config.init.final_norm(place) if memory.reads_final or config.surface.reads_final else None
+    kept = memory.reads_states | ({0} if config.surface.reads_input else set())
+    return LayerStack(layers, norm, kept_states=kept, mixing=mixing)
 
 
-def _decoder(config: ModelConfig, alpha: float) -> LayerStack:
+def _decoder(config: ModelConfig, place: LayerPlace) -> LayerStack:
     stack, layers = config.decoder, []
-    for _ in range(stack.num_layers):
-        attn_residual, cross_residual, ffn_residual = _residuals(config, stack, 3, alpha)
+    for index in range(stack.num_layers):
+        attn_residual, cross_residual, ffn_residual = config.init.build(replace(place, index=index))
         cross_attention = CrossAttention(stack.model_dim, config.encoder.model_dim, stack.num_heads, config.dropout.attention_p)
         layers.append(DecoderLayer(_self_attention(config, stack), attn_residual, cross_attention, cross_residual,
                                    _feed_forward(config, stack), ffn_residual))
-    surface = config.surface
-    return LayerStack(layers, _final_norm(stack),
-                      kept_states={asking_state(surface, stack)} if isinstance(surface, AttendedFusion) else ())
+    return LayerStack(layers, config.init.final_norm(place), kept_states=config.surface.decoder_states(stack.num_layers),
+                      mixing=config.mixing.build(place))
 
 
-def _reads_tokens(config: ModelConfig) -> bool:
-    """Whether anybody reads the source embedding without positions."""
-    memory, surface = config.memory, config.surface
-    mixes = memory.is_transparent and memory.reads_embedding and not memory.embedding_has_positions
-    return mixes or (isinstance(surface, SurfaceConfig) and not surface.has_positions)
+def _head(config: ModelConfig, table: TokenTable) -> VocabularyHead:
+    place = config.head_place(lambda: _feed_forward(config, config.decoder))
+    return config.surface.build(place, table)  # type: ignore[return-value]
 
 
 def _memory(config: ModelConfig) -> Memory:
-    memory, stack = config.memory, config.encoder
-    num_readers = config.decoder.num_layers
-    if not memory.is_transparent:
-        if not memory.is_layer_wise:
-            return LastState()
-        return LayerWise(layer_wise_reads(config))
-    has_embedding_norm = memory.reads_embedding and memory.has_embedding_norm and not stack.is_pre_norm
-    transform = None
-    if memory.has_ffn:
-        order = PreNorm if stack.is_pre_norm else PostNorm
-        transform = Transform(_feed_forward(config, stack),
-                              order(nn.LayerNorm(stack.model_dim), Add(), config.dropout.dropout_p))
-    return LayerAttention(
-        num_readers=num_readers, num_layers=stack.num_layers, dim=stack.model_dim, is_fine_grained=memory.is_fine_grained,
-        reads_embedding=memory.reads_embedding, embedding_has_positions=memory.embedding_has_positions,
-        reads_input=memory.reads_input, embedding_norm=nn.LayerNorm(stack.model_dim) if has_embedding_norm else None,
-        transform=transform, dropout_p=config.dropout.dropout_p, weight_dropout_p=memory.dropout_p,
-        drops_logits=memory.drops_logits)
-
-
-def layer_wise_reads(config: ModelConfig) -> tuple[int, ...]:
-    """The encoder state that each decoder layer reads (nn/fusion.py)."""
-    return config.memory.layer_wise_reads or spread_evenly(config.decoder.num_layers, config.encoder.num_layers)
-
-
-def _head(config: ModelConfig, table: TokenTable) -> Head:
-    surface, stack = config.surface, config.decoder
-    if isinstance(surface, NoSurface):
-        return LinearHead(table)
-    dim, dropout = stack.model_dim, config.dropout
-    source: AttendedSurface | PooledSurface
-    if isinstance(surface, AttendedFusion):
-        attention = SurfaceAttention(dim, config.encoder.model_dim, surface.num_heads, dropout.attention_p)
-        source = AttendedSurface(attention, state=asking_state(surface, stack), has_positions=surface.has_positions)
-    else:
-        source = PooledSurface(is_mean=not isinstance(surface, MaxFusion), has_positions=surface.has_positions,
-                               first_word_id=surface.first_word_id, dropout_p=dropout.dropout_p)
-    mode = surface.mode
-    target_linear, source_linear = (nn.Linear(dim, dim, bias=False) if surface.has_linear else None for _ in range(2))
-    return SurfaceHead(table, source, HardMix(mode.gate, dim) if isinstance(mode, HardFusion) else SoftMix(mode.tau),
-                       ffn=_feed_forward(config, stack) if surface.has_ffn else None, target_linear=target_linear,
-                       source_linear=source_linear, dropout_p=dropout.dropout_p)
-
-
-def asking_state(surface: AttendedFusion, stack: StackConfig) -> int:
-    """Of decoder.states, whose first is the stack's input."""
-    return surface.layer + 1 if surface.layer >= 0 else stack.num_layers + 1 + surface.layer
+    stack = config.encoder
+    return config.fusion.build(FusionPlace(  # type: ignore[return-value]
+        num_readers=config.decoder.num_layers, num_layers=stack.num_layers, dim=stack.model_dim,
+        is_pre_norm=stack.is_pre_norm, dropout_p=config.dropout.dropout_p,
+        feed_forward=lambda: _feed_forward(config, stack)))

@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lamina.nn.adaptive import AdaptiveHead
+from lamina.models.contract import Model
 from lamina.nn.cache import KeyValues, StepState
+from lamina.nn.cross_entropy import Term
 from lamina.nn.embedding import InputEmbedding
-from lamina.nn.heads import LinearHead, Term, log_probs, output_weight, sharpen
+from lamina.nn.heads import VocabularyHead
 from lamina.nn.layout import Layout
 from lamina.nn.prepacked import Prepacked
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers, CausalLayer, LayerStack
@@ -18,10 +19,10 @@ from lamina.nn.stack import ALL_LAYERS, ActiveLayers, CausalLayer, LayerStack
 READ_AT_ONCE = 64  # tokens of a prompt that look at the vocabulary together
 
 
-class DecoderOnly(nn.Module):
+class DecoderOnly(Model):
     """Blocks only: what they are and how they are shared was decided in models/build.py."""
 
-    def __init__(self, *, target_embedding: InputEmbedding, decoder: LayerStack, head: LinearHead | AdaptiveHead,
+    def __init__(self, *, target_embedding: InputEmbedding, decoder: LayerStack, head: VocabularyHead,
                  pad_id: int, max_target_positions: int) -> None:
         super().__init__()
         self.target_embedding = target_embedding
@@ -30,7 +31,7 @@ class DecoderOnly(nn.Module):
         self.pad_id = pad_id
         self.max_target_positions = max_target_positions
 
-    def forward(self, tokens: Tensor, active: ActiveLayers = ALL_LAYERS) -> list[Term]:
+    def forward(self, tokens: Tensor, active: ActiveLayers = ALL_LAYERS) -> list[Term]:  # type: ignore[override]
         """What the head says of the token after each place. tokens: (B, T), padded on the right"""
         layout = Layout.of_ids(tokens, self.pad_id)
         output = self.decoder(self.target_embedding(tokens, layout), lambda layer, index, x: layer(x, layout), active.decoder)
@@ -39,19 +40,11 @@ class DecoderOnly(nn.Module):
     @property
     def output_weight(self) -> Tensor | Prepacked:
         """Of the whole vocabulary, which an adaptive head does not have in one piece."""
-        assert isinstance(self.head, LinearHead), "an adaptive head has no output matrix"
-        return output_weight(self.head)
+        return self.head.output_weight
 
     def log_probs(self, tokens: Tensor, active: ActiveLayers = ALL_LAYERS) -> Tensor:
         """Log-probabilities of the token after each place. (B, T) -> (B, T, V)"""
-        return self._scores(self(tokens, active))
-
-    def _scores(self, terms: list[Term], temperature: float = 1.0) -> Tensor:
-        if isinstance(self.head, AdaptiveHead):
-            (term,) = terms
-            scores = self.head.log_probs(term.features)
-            return scores if temperature == 1.0 else (scores / temperature).log_softmax(dim=-1)
-        return log_probs(sharpen(terms, temperature), self.output_weight)
+        return self.head.log_probs(self(tokens, active))
 
     @torch.no_grad()
     def start(self, tokens: Tensor, max_length: int | None = None, num_beams: int = 1,
@@ -75,7 +68,7 @@ class DecoderOnly(nn.Module):
         state.read_(tokens.size(1))
         (term,) = self.head.terms(output)
         # A few places at a time, so that the whole (B, T, V) is never there.
-        parts = [self._scores([term._replace(features=features)], temperature).gather(2, own[:, :, None])[:, :, 0]
+        parts = [self.head.log_probs([term._replace(features=features)], temperature).gather(2, own[:, :, None])[:, :, 0]
                  for features, own in zip(term.features.split(READ_AT_ONCE, dim=1), target.split(READ_AT_ONCE, dim=1),
                                           strict=True)]
         return torch.cat(parts, dim=1)
@@ -90,5 +83,5 @@ class DecoderOnly(nn.Module):
         output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], turn),
                               state.active.decoder)
         state.end()
-        scores = self._scores(self.head.terms(output), temperature)
+        scores = self.head.log_probs(self.head.terms(output), temperature)
         return scores if tokens.dim() == 2 else scores[:, 0]

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from lamina.models.contract import Model
 from lamina.nn.cache import KeyValues, LayerCache, StepState, put_rows_, select_rows
+from lamina.nn.cross_entropy import Term
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.fusion import Memory
-from lamina.nn.heads import Head, Term, log_probs, output_weight, sharpen
+from lamina.nn.heads import VocabularyHead
 from lamina.nn.layout import AnyLayout, Layout, lay_out
 from lamina.nn.prepacked import Prepacked
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers, DecoderLayer, LayerStack, StackOutput
@@ -45,11 +47,11 @@ class DecoderState(StepState):
         put_rows_((self.layout, self.surface), rows, (other.layout, other.surface))
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(Model):
     """Blocks only: what they are and how they are shared was decided in models/build.py."""
 
     def __init__(self, *, source_embedding: InputEmbedding, encoder: LayerStack, target_embedding: InputEmbedding,
-                 decoder: LayerStack, memory: Memory, head: Head, pad_id: int, max_source_positions: int,
+                 decoder: LayerStack, memory: Memory, head: VocabularyHead, pad_id: int, max_source_positions: int,
                  max_target_positions: int) -> None:
         super().__init__()
         self.source_embedding = source_embedding
@@ -67,7 +69,7 @@ class EncoderDecoder(nn.Module):
         embedded = self.source_embedding(ids, layout)
         return Encoded(self.encoder(embedded, lambda layer, index, x: layer(x, layout), active.encoder), layout, ids)
 
-    def forward(self, source: Rows, target_in: Rows, active: ActiveLayers = ALL_LAYERS) -> list[Term]:
+    def forward(self, source: Rows, target_in: Rows, active: ActiveLayers = ALL_LAYERS) -> list[Term]:  # type: ignore[override]
         """What the head says of each target position; training/loss.py or `log_probs` turns it into numbers."""
         encoded = self.encode(source, active)
         ids, layout = lay_out(target_in, self.pad_id)
@@ -79,11 +81,11 @@ class EncoderDecoder(nn.Module):
 
     @property
     def output_weight(self) -> Tensor | Prepacked:
-        return output_weight(self.head)
+        return self.head.output_weight
 
     def log_probs(self, source: Rows, target_in: Rows, active: ActiveLayers = ALL_LAYERS) -> Tensor:
         """Log-probabilities of each next token. source: (B, S), padded left or right; target_in: (B, T) -> (B, T, V)"""
-        return log_probs(self(source, target_in, active), self.output_weight)
+        return self.head.log_probs(self(source, target_in, active))
 
     @torch.no_grad()
     def start(self, source: Tensor, max_length: int | None = None, num_beams: int = 1,
@@ -117,5 +119,5 @@ class EncoderDecoder(nn.Module):
         output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], turn, state.layout),
                               state.active.decoder)
         state.end()
-        scores = log_probs(sharpen(self.head.terms(output, state.surface), temperature), self.output_weight)
+        scores = self.head.log_probs(self.head.terms(output, state.surface), temperature)
         return scores if tokens.dim() == 2 else scores[:, 0]

@@ -6,15 +6,18 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from lamina.models.contract import Model
+from lamina.nn.cross_entropy import Term
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.encoder_heads import MaskedHead, SentenceHead
-from lamina.nn.heads import Term
 from lamina.nn.layout import Layout
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers, LayerStack, StackOutput
 
 
-class MaskedModel(nn.Module):
+class MaskedModel(Model):
     """Blocks only, as in EncoderDecoder. `classifiers` are sentence heads by name; a pretrained model has none."""
+
+    head: MaskedHead
 
     def __init__(self, *, embedding: InputEmbedding, encoder: LayerStack, head: MaskedHead,
                  classifiers: dict[str, SentenceHead], pad_id: int, max_positions: int,
@@ -33,7 +36,7 @@ class MaskedModel(nn.Module):
         embedded = self.source_embedding(tokens, layout)
         return self.encoder(embedded, lambda layer, index, x: layer(x, layout), active.encoder)
 
-    def forward(self, tokens: Tensor, places: Tensor | None = None, active: ActiveLayers = ALL_LAYERS) -> list[Term]:
+    def forward(self, tokens: Tensor, places: Tensor | None = None, active: ActiveLayers = ALL_LAYERS) -> list[Term]:  # type: ignore[override]
         """What the head says of the masked tokens alone, so that the others cost it nothing; without places, of all tokens.
 
         `places` counts through the flattened rows; the host made it, so that no step asks the device how many there are.
@@ -47,10 +50,6 @@ class MaskedModel(nn.Module):
     @property
     def output_weight(self) -> Tensor:
         return self.head.table.weight
-
-    @property
-    def output_bias(self) -> Tensor:
-        return self.head.bias
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Scores of every token of the vocabulary at every place. (B, T) -> (B, T, V)"""

@@ -12,13 +12,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lamina.errors import ConfigError
+from lamina.nn.cross_entropy import LinearCrossEntropy, LossSums, Term
 from lamina.nn.dropout import dropout
 from lamina.nn.embedding import TokenTable
-from lamina.nn.heads import Term
+from lamina.nn.heads import CHUNK_SIZE, VocabularyHead
+from lamina.nn.layout import AnyLayout
+from lamina.nn.prepacked import Prepacked
 from lamina.nn.stack import StackOutput
 
 
@@ -78,10 +83,11 @@ class Tail(nn.Module):
         return F.log_softmax(F.linear(self.features(x), self.table.weight), -1, dtype=torch.float32)
 
 
-class AdaptiveHead(nn.Module):
+class AdaptiveHead(VocabularyHead):
     """First the frequent words and one entry for each band of rare ones, then the word within the band."""
 
     reads_weights_of = ("clusters",)
+    needs_host = True  # which words fall into which band
 
     def __init__(self, table: TokenTable, clusters: nn.Linear, tails: Sequence[Tail], *, project: nn.Linear | None,
                  is_tied: bool, dropout_p: float) -> None:
@@ -93,9 +99,13 @@ class AdaptiveHead(nn.Module):
         self.is_tied = is_tied  # with the input's tables
         self.dropout_p = dropout_p
 
-    def terms(self, decoder: StackOutput, source: Any = None) -> list[Term]:
+    def terms(self, decoder: StackOutput, source: Any = None, layout: AnyLayout | None = None) -> list[Term]:
         features = decoder.final if self.project is None else self.project(decoder.final)
         return [Term(dropout(features, self.dropout_p, self.training), 1.0)]
+
+    @property
+    def output_weight(self) -> Tensor | Prepacked:
+        raise AssertionError("an adaptive head has no output matrix in one piece")
 
     @property
     def num_frequent(self) -> int:
@@ -125,14 +135,27 @@ class AdaptiveHead(nn.Module):
             start = found[-1][1]
         return found
 
-    def log_probs(self, features: Tensor) -> Tensor:
-        """Of every word, in float32. (..., D) -> (..., V)"""
+    def log_probs(self, terms: list[Term], temperature: float = 1.0) -> Tensor:
+        (term,) = terms
+        scores = self.scores(term.features)
+        return scores if temperature == 1.0 else (scores / temperature).log_softmax(dim=-1)
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Log-probabilities of every word, in float32. (..., D) -> (..., V)"""
         first = F.log_softmax(F.linear(features, self.first_weight()), -1, dtype=torch.float32)
         words, bands = first.split([self.num_frequent, len(self.tails)], dim=-1)
         return torch.cat([words, *(tail.log_probs(features) + bands[..., number, None]
                                    for number, tail in enumerate(self.tails))], dim=-1)
 
-    def target_log_probs(self, features: Tensor, target: Tensor) -> Tensor:
+    def target_log_probs(self, terms: list[Term], target: Tensor, softmax_batch: int | None = None) -> Tensor:
+        (term,) = terms
+        features, flat = term.features.flatten(0, 1), target.flatten()
+        size = min(softmax_batch or len(flat), max(1, CHUNK_SIZE // self.widest))
+        parts = [self._of_targets(features[start : start + size], flat[start : start + size])
+                 for start in range(0, len(flat), size)]
+        return torch.cat(parts).view_as(target)
+
+    def _of_targets(self, features: Tensor, target: Tensor) -> Tensor:
         """Of the given words alone: a tail is computed for its own words. (N, D), (N,) -> (N,)"""
         first = F.log_softmax(F.linear(features, self.first_weight()), -1, dtype=torch.float32)
         found = first.gather(1, self.first_target(target)[:, None])[:, 0]
@@ -141,3 +164,29 @@ class AdaptiveHead(nn.Module):
             own = tail.log_probs(features[rows]).gather(1, target[rows, None] - start)[:, 0]
             found = found.index_add(0, rows, own)
         return found
+
+    def loss(self, terms: list[Term], target: Tensor, *, smoothing: float, pad_id: int, is_compiled: bool = False,
+             target_on_host: np.ndarray | None = None) -> LossSums:
+        """The negative log-likelihood (Grave et al. 2017, §4), summed over non-pad targets.
+
+        Each tail is computed for its own words alone. Which those are is read off `target_on_host` where there is one:
+        nobody then has to ask the device.
+        """
+        if smoothing:
+            raise ConfigError("--label-smoothing would need every word's probability, which an adaptive softmax is there to "
+                              "avoid. Take --criterion adaptive_loss.")
+        (term,) = terms
+        features, flat = term.features.flatten(0, 1), target.flatten()
+        counts = flat.ne(pad_id).float()
+        loss, nll = LinearCrossEntropy.apply(features, self.first_weight(), None, self.first_target(flat), counts, 0.0, False)
+        where = flat.cpu().numpy() if target_on_host is None else target_on_host.ravel()
+        for tail, (start, end) in zip(self.tails, self.ranges(), strict=True):
+            own = torch.from_numpy(np.flatnonzero((where >= start) & (where < end)))
+            if not len(own):
+                continue
+            rows = (own.pin_memory() if flat.is_cuda else own).to(flat.device, non_blocking=True)
+            # Relative ids are words of the band, never padding: the word at pad_id's place in a band counts like the others.
+            tail_loss, tail_nll = LinearCrossEntropy.apply(tail.features(features[rows]), tail.table.weight, None,
+                                                           flat[rows] - start, counts[rows], 0.0, False)
+            loss, nll = loss + tail_loss, nll + tail_nll
+        return LossSums(loss, nll)

@@ -8,22 +8,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lamina.nn.cross_entropy import Term
 from lamina.nn.dropout import dropout
 from lamina.nn.embedding import TokenTable
-from lamina.nn.feed_forward import ACTIVATIONS
+from lamina.nn.feed_forward import Function
+from lamina.nn.heads import VocabularyHead
 
 
-class MaskedHead(nn.Module):
+class MaskedHead(VocabularyHead):
     """norm(activation(dense(x))) looks at the vocabulary, through the input's table and a bias (Devlin et al. 2019)."""
 
-    def __init__(self, table: TokenTable, activation: str) -> None:
+    def __init__(self, table: TokenTable, activation: Function) -> None:
         super().__init__()
         num_tokens, dim = table.weight.shape
         self.dense = nn.Linear(dim, dim)
-        self.activation = ACTIVATIONS[activation]
+        self.activation = activation
         self.norm = nn.LayerNorm(dim)
         self.table = table
         self.bias = nn.Parameter(torch.zeros(num_tokens))
+
+    @property
+    def output_bias(self) -> Tensor:  # type: ignore[override]
+        return self.bias
+
+    def log_probs(self, terms: list[Term], temperature: float = 1.0) -> Tensor:
+        (term,) = terms
+        scores = F.linear(term.features, self.table.weight, self.bias)
+        return F.log_softmax(scores / temperature, -1, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
         """What looks at the vocabulary. (..., D) -> (..., D)"""
@@ -37,10 +48,10 @@ class MaskedHead(nn.Module):
 class SentenceHead(nn.Module):
     """out_proj(dropout(activation(dense(dropout(x))))) of the first token, which stands for the whole sentence."""
 
-    def __init__(self, dim: int, num_classes: int, activation: str, dropout_p: float) -> None:
+    def __init__(self, dim: int, num_classes: int, activation: Function, dropout_p: float) -> None:
         super().__init__()
         self.dense = nn.Linear(dim, dim)
-        self.activation = ACTIVATIONS[activation]
+        self.activation = activation
         self.dropout_p = dropout_p
         self.out_proj = nn.Linear(dim, num_classes)
 

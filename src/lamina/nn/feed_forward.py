@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lamina.nn.dropout import dropout
 
-
-def _identity(x: Tensor) -> Tensor:
-    return x
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,  # the exact form, by the error function
-    "gelu_fast": partial(F.gelu, approximate="tanh"),
-    "gelu_accurate": partial(F.gelu, approximate="tanh"),
-    "tanh": F.tanh,
-    "linear": _identity,
-    "silu": F.silu,
-}
+Function = Callable[[Tensor], Tensor]
 
 
 class FeedForward(nn.Module):
     """fc2(dropout(activation(fc1(x))))"""
 
-    def __init__(self, dim: int, inner_dim: int, activation: str, dropout_p: float) -> None:
+    def __init__(self, dim: int, inner_dim: int, activation: Function, dropout_p: float) -> None:
         super().__init__()
         self.fc1 = nn.Linear(dim, inner_dim)
         self.fc2 = nn.Linear(inner_dim, dim)
-        self.activation = ACTIVATIONS[activation]
+        self.activation = activation
         self.dropout_p = dropout_p
 
     def forward(self, x: Tensor) -> Tensor:

@@ -11,37 +11,69 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lamina.errors import CheckpointError
 from lamina.nn.dropout import dropout
 from lamina.nn.stack import StackOutput
 
+# What analyses call the states that are no layer's output.
+EMBEDDING, INPUT = "embedding", "input"
 
-class LastState(nn.Module):
+
+def layer_name(number: int) -> str:
+    """Of a layer, counted from 1 as people do."""
+    return f"layer {number}"
+
+
+class Memory(nn.Module):
+    """What cross-attention reads: `prepare` once a batch, then `memory(prepared, reader)` for each decoder layer.
+
+    Analyses ask for its words and its weights; one that does not answer is refused by name.
+    """
+
+    reads_states: frozenset[int] = frozenset()  # raw states of the encoder, 0 its input: the stack keeps no others
+    reads_final: bool = True  # the encoder's output, after its last norm
+
+    def prepare(self, encoder: StackOutput) -> Any:
+        raise AssertionError(f"{type(self).__name__} does not say what it reads")
+
+    def in_words(self) -> str:
+        """What the decoder layers read."""
+        return type(self).__name__
+
+    def read_weights(self, num_layers: int) -> tuple[tuple[str, ...], Tensor] | None:
+        """Names of what it may read, and how much of each every decoder layer reads; None where all read the output alone.
+
+        (decoder layers, columns), or (decoder layers, columns, D)
+        """
+        raise CheckpointError(f"{type(self).__name__} does not say how much of each encoder layer is read: give it "
+                              "`read_weights` (lamina.nn.fusion.Memory).")
+
+
+class LastState(Memory):
     """The usual memory: every decoder layer reads the encoder's output."""
-
-    reads_states: frozenset[int] = frozenset()
-    reads_final = True
 
     def prepare(self, encoder: StackOutput) -> Tensor:
         return encoder.final
+
+    def in_words(self) -> str:
+        return "the encoder's output"
+
+    def read_weights(self, num_layers: int) -> tuple[tuple[str, ...], Tensor] | None:
+        return None
 
     def forward(self, prepared: Tensor, reader: int) -> Tensor:
         return prepared
 
 
-FINAL = -1  # in LayerWise.reads: the encoder's output, after its last norm
+FINAL = -1  # in LayerWise.reads: the encoder's output, after its last norm; parts/encoder_fusion.py says the same
 
 
-def spread_evenly(num_readers: int, num_layers: int) -> tuple[int, ...]:
-    """The encoder state that each decoder layer reads: with equal depths layer i reads layer i; the last reads the output."""
-    states = [math.ceil((reader + 1) * num_layers / num_readers) for reader in range(num_readers)]
-    return tuple(FINAL if state == num_layers else state for state in states)
-
-
-class LayerWise(nn.Module):
+class LayerWise(Memory):
     """Decoder layer i reads the encoder state `reads[i]`: raw, 0 the stack's input; or the normalised output (FINAL)."""
 
     def __init__(self, reads: Sequence[int]) -> None:
@@ -52,6 +84,15 @@ class LayerWise(nn.Module):
 
     def prepare(self, encoder: StackOutput) -> StackOutput:
         return encoder
+
+    def in_words(self) -> str:
+        return "one encoder layer for each decoder layer"
+
+    def read_weights(self, num_layers: int) -> tuple[tuple[str, ...], Tensor] | None:
+        columns = tuple(INPUT if state == 0 else layer_name(state) for state in range(num_layers + 1))
+        shares = torch.eye(num_layers + 1)[[num_layers if state == FINAL else state for state in self.reads]]
+        first = 0 if 0 in self.reads else 1
+        return columns[first:], shares[:, first:]
 
     def forward(self, prepared: StackOutput, reader: int) -> Tensor:
         state = self.reads[reader]
@@ -72,7 +113,7 @@ class Transform(nn.Module):
         return self.residual(x, self.ffn)
 
 
-class LayerAttention(nn.Module):
+class LayerAttention(Memory):
     """Every decoder layer reads its own mix of encoder states, with a weight a layer or a layer and channel (Liu et al. 2021).
 
     Columns of the mix, in order: the source embedding, if `reads_embedding`; the stack's input, if `reads_input`; the output
@@ -99,6 +140,10 @@ class LayerAttention(nn.Module):
         with_input = {0} if reads_input or (reads_embedding and embedding_has_positions) else set()
         self.reads_states = frozenset({*range(1, num_layers + 1), *with_input})
 
+    def initialise_(self) -> None:
+        bound = math.sqrt(2 / (self.weight.size(0) + self.weight.size(1)))
+        nn.init.uniform_(self.weight, -bound, bound)
+
     def prepare(self, encoder: StackOutput) -> Tensor:
         """The columns, stacked. (L, B, S, D)"""
         columns = list(encoder.states[self.first_state :])
@@ -113,6 +158,19 @@ class LayerAttention(nn.Module):
         embedding = dropout(embedding, self.dropout_p, self.training)
         return embedding if self.embedding_norm is None else self.embedding_norm(embedding)
 
+    def in_words(self) -> str:
+        what = "a learned mix of encoder layers for each decoder layer"
+        return what + (", with weights by channel" if self.weight.dim() == 3 else "")
+
+    def column_names(self, num_layers: int) -> tuple[str, ...]:
+        """In the order of the mix."""
+        with_embedding = (EMBEDDING,) if self.reads_embedding else ()
+        with_input = (INPUT,) if self.first_state == 0 else ()
+        return (*with_embedding, *with_input, *(layer_name(number + 1) for number in range(num_layers)))
+
+    def read_weights(self, num_layers: int) -> tuple[tuple[str, ...], Tensor] | None:
+        return self.column_names(num_layers), torch.stack([self.shares(reader) for reader in range(len(self.weight))])
+
     def shares(self, reader: int) -> Tensor:
         """How much of each column this decoder layer reads; they sum to 1 but for dropout in training. (L,) or (L, D)"""
         logits = self.weight[reader]
@@ -125,5 +183,3 @@ class LayerAttention(nn.Module):
         mixed = torch.einsum(pattern, self.shares(reader), prepared)
         return dropout(self.norm(mixed), self.weight_dropout_p, self.training)
 
-
-Memory = LastState | LayerWise | LayerAttention

@@ -10,42 +10,96 @@ are packed.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.nn.attention import SurfaceAttention
+from lamina.nn.cross_entropy import LossSums, Term, label_smoothed_loss
 from lamina.nn.dropout import dropout
 from lamina.nn.embedding import TokenTable
 from lamina.nn.layout import AnyLayout, PackedLayout
 from lamina.nn.prepacked import Prepacked
 from lamina.nn.stack import StackOutput
 
+# Entries of (B, T, V) held at once while given targets are scored.
+CHUNK_SIZE = 2**25
 
-class Term(NamedTuple):
-    """Features that look at the vocabulary, and the weight of their log-probabilities.
 
-    One term of weight 1 is a distribution; the weighted sum of several is not (`normalise`).
+class VocabularyHead(nn.Module):
+    """What every head answers; a subclass says which features look at the vocabulary (`terms`), and has the table.
+
+    Loss and scores are derived from the terms here, so a head of one's own needs no more than `terms` and `start`.
     """
 
-    features: Tensor  # (B, T, D)
-    weight: float | Tensor  # 1.0, or (B, T, 1)
+    table: TokenTable
+    prepacked_output: Prepacked | None = None  # the table's matrix laid out in advance
+    output_bias: Tensor | None = None
+    # Sizes that only the host knows, such as how many words fall into a band: such a head's passes are not captured whole.
+    needs_host: bool = False
+
+    def start(self, encoder: StackOutput, layout: AnyLayout, ids: Tensor) -> Any:
+        """What the head reads of the source, once a batch: nothing, unless a subclass says otherwise."""
+        return None
+
+    def terms(self, decoder: StackOutput, source: Any = None, layout: AnyLayout | None = None) -> list[Term]:
+        raise AssertionError(f"{type(self).__name__} does not say what looks at the vocabulary")
+
+    def in_words(self) -> str:
+        """What the softmax reads, for analyses."""
+        return type(self).__name__
+
+    @property
+    def output_weight(self) -> Tensor | Prepacked:
+        """What features look at."""
+        return self.table.weight if self.prepacked_output is None else self.prepacked_output
+
+    def log_probs(self, terms: list[Term], temperature: float = 1.0) -> Tensor:
+        """Of each next token. (B, T, V)"""
+        return log_probs(sharpen(terms, temperature), self.output_weight)
+
+    def target_log_probs(self, terms: list[Term], target: Tensor, softmax_batch: int | None = None) -> Tensor:
+        """True log-probabilities of the given tokens, a few positions at a time, so that (B, T, V) is never there. (B, T)
+
+        `softmax_batch` limits how many tokens look at the vocabulary at once, besides what memory allows.
+        """
+        limit = min(softmax_batch or target.numel(), CHUNK_SIZE // self.output_weight.size(0))
+        width = max(1, limit // len(target))
+        parts = []
+        for start in range(0, target.size(1), width):
+            span = slice(start, start + width)
+            chunk = [Term(term.features[:, span], term.weight[:, span] if isinstance(term.weight, Tensor) else term.weight)
+                     for term in terms]
+            parts.append(normalise(self.log_probs(chunk), chunk).gather(2, target[:, span, None])[:, :, 0])
+        return torch.cat(parts, dim=1)
+
+    def loss(self, terms: list[Term], target: Tensor, *, smoothing: float, pad_id: int, is_compiled: bool = False,
+             target_on_host: np.ndarray | None = None) -> LossSums:
+        """Label-smoothed cross entropy, summed over non-pad targets; `target_on_host` is a copy of the target."""
+        weight = self.output_weight
+        assert isinstance(weight, Tensor), "a prepacked model is used, not trained"
+        sums = label_smoothed_loss(terms, weight, target, smoothing=smoothing, pad_id=pad_id, output_bias=self.output_bias,
+                                   is_compiled=is_compiled)
+        if len(terms) == 1 or self.training:
+            return sums
+        # The loss that training minimises is no likelihood where terms are weighted: a perplexity needs a distribution.
+        own = self.target_log_probs(terms, target)
+        return sums._replace(nll=-own[target.ne(pad_id)].sum())
 
 
-class LinearHead(nn.Module):
+class LinearHead(VocabularyHead):
     """The usual softmax: one term. Its table may be the target embedding's; features of another width are projected."""
 
     def __init__(self, table: TokenTable, project: nn.Module | None = None) -> None:
         super().__init__()
         self.table = table
-        self.prepacked_output: Prepacked | None = None
         self.project = project
 
-    def start(self, encoder: StackOutput, layout: AnyLayout, ids: Tensor) -> Any:
-        """What the head reads of the source: nothing."""
-        return None
+    def in_words(self) -> str:
+        return "the decoder's output"
 
     def terms(self, decoder: StackOutput, source: Any = None, layout: AnyLayout | None = None) -> list[Term]:
         return [Term(decoder.final if self.project is None else self.project(decoder.final), 1.0)]
@@ -59,6 +113,9 @@ class AttendedSurface(nn.Module):
         self.attention = attention
         self.state = state  # of decoder.states: what asks
         self.has_positions = has_positions
+
+    def in_words(self) -> str:
+        return "attended source embeddings"
 
     def start(self, encoder: StackOutput, layout: AnyLayout, ids: Tensor) -> tuple[Tensor, AnyLayout]:
         values = _surface_values(encoder, has_positions=self.has_positions)
@@ -80,6 +137,9 @@ class PooledSurface(nn.Module):
         self.has_positions = has_positions
         self.first_word_id = first_word_id  # ids below it are symbols, not words
         self.dropout_p = dropout_p
+
+    def in_words(self) -> str:
+        return "pooled source embeddings"
 
     def start(self, encoder: StackOutput, layout: AnyLayout, ids: Tensor) -> Tensor:
         values = _surface_values(encoder, has_positions=self.has_positions)
@@ -123,6 +183,13 @@ class HardMix(nn.Module):
         self.gate = gate  # 0: learned
         self.gate_weight = None if gate else nn.Parameter(torch.empty(1, 2 * dim))
 
+    def in_words(self) -> str:
+        return "hard, a gate learned for each token" if self.gate_weight is not None else f"hard, a fixed gate of {self.gate:g}"
+
+    def initialise_(self) -> None:
+        if self.gate_weight is not None:
+            nn.init.normal_(self.gate_weight, mean=0.0, std=(self.gate_weight.size(1) // 2) ** -0.5)
+
     def forward(self, target: Tensor, source: Tensor) -> list[Term]:
         if self.gate_weight is None:
             return [Term(target, self.gate), Term(source, 1.0 - self.gate)]
@@ -137,11 +204,14 @@ class SoftMix(nn.Module):
         super().__init__()
         self.tau = tau
 
+    def in_words(self) -> str:
+        return f"soft, tau {self.tau:g}"
+
     def forward(self, target: Tensor, source: Tensor) -> list[Term]:
         return [Term(target + self.tau * source, 1.0)]
 
 
-class SurfaceHead(nn.Module):
+class SurfaceHead(VocabularyHead):
     """The decoder's view of the vocabulary and the source surface's, mixed (Liu et al. 2021)."""
 
     def __init__(self, table: TokenTable, surface: AttendedSurface | PooledSurface, mix: HardMix | SoftMix, *,
@@ -149,7 +219,6 @@ class SurfaceHead(nn.Module):
                  dropout_p: float) -> None:
         super().__init__()
         self.table = table
-        self.prepacked_output: Prepacked | None = None
         self.surface = surface
         self.mix = mix
         self.ffn = ffn
@@ -157,10 +226,13 @@ class SurfaceHead(nn.Module):
         self.source_linear = source_linear
         self.dropout_p = dropout_p
 
+    def in_words(self) -> str:
+        return f"the decoder's output and {self.surface.in_words()} ({self.mix.in_words()})"
+
     def start(self, encoder: StackOutput, layout: AnyLayout, ids: Tensor) -> Any:
         return self.surface.start(encoder, layout, ids)
 
-    def terms(self, decoder: StackOutput, source: Any, layout: AnyLayout | None = None) -> list[Term]:
+    def terms(self, decoder: StackOutput, source: Any = None, layout: AnyLayout | None = None) -> list[Term]:
         target, surface = decoder.final, self.surface(decoder, source, layout)
         if self.ffn is not None:
             # One block for both views, in one product.
@@ -169,14 +241,6 @@ class SurfaceHead(nn.Module):
         if self.target_linear is not None and self.source_linear is not None:
             target, surface = self.target_linear(target), self.source_linear(surface)
         return self.mix(target, surface)
-
-
-Head = LinearHead | SurfaceHead
-
-
-def output_weight(head: Head) -> Tensor | Prepacked:
-    """What features look at: the table's matrix, or the same laid out ahead."""
-    return head.table.weight if head.prepacked_output is None else head.prepacked_output
 
 
 def log_probs(terms: list[Term], output_weight: Tensor | Prepacked) -> Tensor:

@@ -46,8 +46,8 @@ class EncoderLayer(nn.Module):
         self.ffn_residual = ffn_residual
 
     def forward(self, x: Tensor, layout: AnyLayout) -> Tensor:
-        x = self.attn_residual(x, lambda x: self.attention(x, layout))
-        return self.ffn_residual(x, self.ffn)
+        attended = self.attn_residual(x, lambda x: self.attention(x, layout), x)
+        return self.ffn_residual(attended, self.ffn, x)
 
 
 class CausalLayer(EncoderLayer):
@@ -65,7 +65,7 @@ class CausalLayer(EncoderLayer):
         return self._run(x, lambda x: self.attention.step(x, past, turn))
 
     def _run(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.ffn_residual(self.attn_residual(x, attend), self.ffn)
+        return self.ffn_residual(self.attn_residual(x, attend, x), self.ffn, x)
 
 
 class DecoderLayer(nn.Module):
@@ -90,8 +90,8 @@ class DecoderLayer(nn.Module):
                          lambda x: self.cross_attention.step(x, cache.memory, memory_layout))
 
     def _run(self, x: Tensor, attend: Callable[[Tensor], Tensor], read: Callable[[Tensor], Tensor]) -> Tensor:
-        x = self.cross_residual(self.attn_residual(x, attend), read)
-        return self.ffn_residual(x, self.ffn)
+        attended = self.cross_residual(self.attn_residual(x, attend, x), read, x)
+        return self.ffn_residual(attended, self.ffn, x)
 
 
 # How to run one layer: call(layer, its index, the stream so far).
@@ -101,27 +101,33 @@ LayerCall = Callable[[Any, int, Tensor], Tensor]
 class LayerStack(nn.Module):
     """Layers in order; a layer whose turn is masked out is the identity (Fan et al. 2020).
 
+    With a `mixing`, layer i reads mixing(states, i), the stack's input and the outputs below it, instead of the last of them.
     With `recomputes`, training keeps each layer's input alone and computes the rest again for the gradient, with the same
     dropout (Chen et al. 2016, §4).
     """
 
-    def __init__(self, layers: Iterable[nn.Module], norm: nn.Module | None, kept_states: Collection[int] = ()) -> None:
+    def __init__(self, layers: Iterable[nn.Module], norm: nn.Module | None, kept_states: Collection[int] = (),
+                 mixing: nn.Module | None = None) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.norm = norm
+        self.mixing = mixing
         self.kept_states = frozenset(kept_states)
         self.recomputes = False
 
     def forward(self, embedded: Embedded, call: LayerCall, active: Sequence[bool] | None = None) -> StackOutput:
         assert active is None or len(active) == len(self.layers), "a yes or no for each layer"
         x = embedded.input
-        states = [self._kept(0, x)]
+        states, below = [self._kept(0, x)], [x]
         if self.recomputes and self.training and torch.is_grad_enabled():
             call = _recomputed(call)
         for index, layer in enumerate(self.layers):
             # Identity, not absence: states[i + 1] is always the output of layer i, so readers need no special case.
-            x = call(layer, index, x) if active is None or active[index] else x
+            if active is None or active[index]:
+                x = call(layer, index, x if self.mixing is None else self.mixing(below, index))
             states.append(self._kept(index + 1, x))
+            if self.mixing is not None:
+                below.append(x)
         return StackOutput(x if self.norm is None else self.norm(x), tuple(states), embedded.tokens)
 
     def _kept(self, index: int, x: Tensor) -> Tensor | None:

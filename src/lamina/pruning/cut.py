@@ -12,26 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
-from lamina.config.fusion_options import AttendedFusion
 from lamina.config.keep import SIDES, KeepConfig, kept_layers, record_text, was_kept
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, ConfigError
 from lamina.fields import flatten
-from lamina.nn.fusion import FINAL, spread_evenly
 
 # To the letter: people's scripts look for it, with "| " in front.
 PRUNING_LINE = "Pruning model to specified layer configuration"
 
 # What the whole model scored is no mark for the pruned one: it would never be the best.
 _NO_SCORES = {"best": None, "stale_validations": 0}
-# Other settings of a model that pruning changes, by flag.
-_FOLLOWING = ("deepnet-layers", "ta-input", "layer-wise-reads", "sf-idx")
-# The parameter that weighs encoder layers against each other, where a model has it.
-MIX = "memory.weight"
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
 
 
@@ -42,71 +35,56 @@ class Keep(NamedTuple):
     decoder: tuple[int, ...] | None = None
 
 
+class Cut(NamedTuple):
+    """Which layers stay, as parts are asked about it: indices, ascending, of stacks that had so many."""
+
+    encoder: tuple[int, ...]
+    decoder: tuple[int, ...]
+    num_encoder: int
+    num_decoder: int
+
+    @property
+    def is_encoder_cut(self) -> bool:
+        return len(self.encoder) < self.num_encoder
+
+    @property
+    def is_decoder_cut(self) -> bool:
+        return len(self.decoder) < self.num_decoder
+
+    def encoder_state(self, state: int) -> int:
+        """The same state of the pruned stack: a layer that is gone passed on what came from the last kept one below it."""
+        return sum(layer < state for layer in self.encoder)
+
+    def decoder_state(self, state: int) -> int:
+        return sum(layer < state for layer in self.decoder)
+
+
+def _cut(config: ModelConfig, keep: Keep) -> Cut:
+    depths = [getattr(config, side).num_layers for side in SIDES]
+    encoder, decoder = (tuple(range(depth)) if layers is None else layers for depth, layers in zip(depths, keep, strict=True))
+    return Cut(encoder, decoder, *depths)
+
+
 def prune(config: ModelConfig, weights: Mapping[str, Tensor], keep: Keep) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The model of the kept layers. Tensors are handed on, not copied."""
     kept, pruned = _kept(weights, keep), _pruned_config(config, keep)
-    if MIX in kept:
-        kept[MIX] = _merged_columns(kept[MIX], config, keep)
-    if pruned.memory.is_layer_wise and not pruned.memory.is_transparent and not _reads_output(pruned):
+    if keep == Keep():
+        return pruned, kept
+    config.fusion.prune_weights_(kept, _cut(config, keep))
+    if not (pruned.fusion.reads_final or pruned.surface.reads_final):
         # The decoder layers that read the encoder's output are gone, and so is the norm that made it.
         kept = {name: weight for name, weight in kept.items() if not name.startswith("encoder.norm.")}
     return pruned, kept
-
-
-def _reads_output(config: ModelConfig) -> bool:
-    return FINAL in config.memory.layer_wise_reads or isinstance(config.surface, AttendedFusion)
 
 
 def _pruned_config(config: ModelConfig, keep: Keep) -> ModelConfig:
     if keep == Keep():
         return config
     config = config.with_trained_depths()
-    encoder, decoder = (tuple(range(getattr(config, side).num_layers)) if layers is None else layers
-                        for side, layers in zip(SIDES, keep, strict=True))
-    memory, surface = config.memory, config.surface
-    if memory.is_transparent:
-        memory = replace(memory, reads_input=memory.reads_input or encoder[0] > 0)
-    elif memory.is_layer_wise:
-        reads = memory.layer_wise_reads or spread_evenly(config.decoder.num_layers, config.encoder.num_layers)
-        memory = replace(memory, layer_wise_reads=tuple(
-            reads[reader] if reads[reader] == FINAL else _state_after(reads[reader], encoder) for reader in decoder))
-    if isinstance(surface, AttendedFusion):
-        surface = replace(surface, layer=_layer_after(surface.layer, decoder, config.decoder.num_layers))
-    return replace(config, encoder=replace(config.encoder, num_layers=len(encoder)),
-                   decoder=replace(config.decoder, num_layers=len(decoder)), memory=memory, surface=surface)
-
-
-def _state_after(state: int, kept: tuple[int, ...]) -> int:
-    """The same state of a pruned stack: a layer that is gone passed on what came from the last kept one below it."""
-    return sum(layer < state for layer in kept)
-
-
-def _layer_after(layer: int, kept: tuple[int, ...], depth: int) -> int:
-    """For --sf-idx, whose negative numbers count states from the top; below the first layer is the stack's input."""
-    state = _state_after(layer + 1 if layer >= 0 else depth + 1 + layer, kept)
-    if state == 0:
-        return -len(kept) - 1
-    return state - 1 if layer >= 0 else state - len(kept) - 1
-
-
-def _merged_columns(weight: Tensor, config: ModelConfig, keep: Keep) -> Tensor:
-    """The logits of a mix of encoder states, once some layers are gone (LayerAttention in nn/fusion.py).
-
-    What was read of a removed layer is read of the state below it, which that layer passed on: shares add up, so logits
-    become the logarithm of the sum of their exponentials.
-    """
-    if keep.decoder is not None:
-        weight = weight[list(keep.decoder)]
-    if keep.encoder is None:
-        return weight
-    first = 1 if config.memory.reads_embedding else 0
-    below = [0] if config.memory.reads_input else []
-    states = [*below, *range(1, config.encoder.num_layers + 1)]
-    groups: dict[int, list[int]] = {}  # a state of the pruned stack -> columns that read it
-    for column, state in enumerate(states, start=first):
-        groups.setdefault(_state_after(state, keep.encoder), []).append(column)
-    merged = [weight[:, columns].logsumexp(dim=1) for _, columns in sorted(groups.items())]
-    return torch.cat([weight[:, :first], torch.stack(merged, dim=1)], dim=1)
+    cut = _cut(config, keep)
+    return replace(config, encoder=replace(config.encoder, num_layers=len(cut.encoder)),
+                   decoder=replace(config.decoder, num_layers=len(cut.decoder)), fusion=config.fusion.pruned(cut),
+                   surface=config.surface.pruned(cut), mixing=config.mixing.pruned(cut))
 
 
 def _kept(tensors: Mapping[str, Tensor], keep: Keep) -> dict[str, Tensor]:
@@ -178,7 +156,7 @@ def prune_checkpoint(checkpoint: Checkpoint, keep: Keep) -> Checkpoint:
     pruned, weights = prune(config, checkpoint.weights, keep)
     training = dict(checkpoint.training)
     if "optimizer" in training:
-        training["optimizer"] = {name: _kept_moments(value, weights, keep) if isinstance(value, dict) else value
+        training["optimizer"] = {name: _kept_moments(value, weights, config, keep) if isinstance(value, dict) else value
                                  for name, value in training["optimizer"].items()}
     if "progress" in training:
         training["progress"] = training["progress"] | _NO_SCORES
@@ -186,13 +164,12 @@ def prune_checkpoint(checkpoint: Checkpoint, keep: Keep) -> Checkpoint:
                    training=training, metrics={})
 
 
-def _kept_moments(moments: Mapping[str, Tensor], weights: Mapping[str, Tensor], keep: Keep) -> dict[str, Tensor]:
-    """What the optimizer remembers of each weight. Of merged logits there is nothing to remember: they are new."""
+def _kept_moments(moments: Mapping[str, Tensor], weights: Mapping[str, Tensor], config: ModelConfig,
+                  keep: Keep) -> dict[str, Tensor]:
+    """What the optimizer remembers of each weight that stays."""
     kept = {name: value for name, value in _kept(moments, keep).items() if name in weights}
-    if MIX in kept and keep.encoder is not None:
-        del kept[MIX]
-    elif MIX in kept and keep.decoder is not None:
-        kept[MIX] = kept[MIX][list(keep.decoder)]
+    if keep != Keep():
+        config.fusion.prune_moments_(kept, _cut(config, keep))
     return kept
 
 
@@ -206,9 +183,11 @@ def structure_of(checkpoint: Checkpoint) -> dict[str, Any]:
     records = {name: text for side in SIDES if (text := checkpoint.config.get(name := f"{side}-layers-to-keep")) is not None}
     if not records:
         return {}
-    flat = flatten(checkpoint.model_config())
+    config = checkpoint.model_config()
+    following = [name for part in config.model_parts() for name in part.set_by_pruning]
+    flat = flatten(config)
     depths = [record.removesuffix("-to-keep") for record in records]
-    return records | {name: flat[name] for name in (*depths, *_FOLLOWING) if name in flat}
+    return records | {name: flat[name] for name in (*depths, *following) if name in flat}
 
 
 def prune_on_loading(checkpoint: Checkpoint, wanted: KeepConfig, path: Path | str, *, say: Callable[[str], object],

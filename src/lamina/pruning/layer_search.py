@@ -8,19 +8,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lamina.checkpoint.format import Checkpoint
+from lamina.checkpoint.format import PLUG_IN_ADVICE, Checkpoint
 from lamina.config.batches import BatchConfig, DataConfig
 from lamina.config.prune_options import LayerMetricConfig, LayerSearchConfig
-from lamina.config.train_options import CRITERIA
 from lamina.data.feed import Feed
-from lamina.errors import ConfigError, DataError
+from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.fields import build, unique_leaves
+from lamina.parts import Criterion
 from lamina.pruning.cut import stack_depths
 from lamina.pruning.layer_meter import LayerMeter
 from lamina.pruning.measurements import Measurements, file_digest
 from lamina.pruning.subsets import RULES, SEARCHED, Scored, Subset, by_rule, descend, ranked, whole_subset
-from lamina.tasks import TASKS
+from lamina.registry import register
 from lamina.tasks.translation import Translation
+from lamina.traits import PAIRS
 
 # Where neither limit is given.
 DEFAULT_MAX_TOKENS = 4096
@@ -31,10 +32,10 @@ def open_meter(checkpoint: Checkpoint, folder: str, config: LayerMetricConfig, p
     """The checkpoint's model and the data to measure it on."""
     names = {leaf.name for leaf in unique_leaves(DataConfig)}
     stored = {name: value for name, value in checkpoint.config.items() if name in names}
-    if checkpoint.task == Translation.name:
+    if checkpoint.kind.has(PAIRS):
         stored |= dict(zip(("source-lang", "target-lang"), checkpoint.languages, strict=True))
     data = build(DataConfig, stored | {"data": folder, "train-subset": config.subset, "valid-subset": config.subset})
-    task = TASKS[checkpoint.task](data, checkpoint.model_config())
+    task = checkpoint.kind.open(data, checkpoint.model_config())
     if config.metric == "bleu" and not isinstance(task, Translation):
         raise ConfigError(f"--metric bleu is for translations, and {path} was trained for {checkpoint.task}. Use --metric "
                           "loss.")
@@ -53,8 +54,17 @@ def open_meter(checkpoint: Checkpoint, folder: str, config: LayerMetricConfig, p
     depths = stack_depths(checkpoint)
     model = checkpoint.build_model().to(device)
     # Read once: they are measured on many times.
-    batches, criterion = list(feed.batches()), CRITERIA[checkpoint.config["criterion"]]()
+    batches, criterion = list(feed.batches()), _criterion(checkpoint)
     return LayerMeter(model, whole_subset(depths["encoder"], depths["decoder"]), task, batches, criterion, config)
+
+
+def _criterion(checkpoint: Checkpoint) -> Criterion:
+    """The run's own, without its options: what is compared is the likelihood."""
+    name = checkpoint.config["criterion"]
+    if name not in register.criterion:
+        raise CheckpointError(f"the checkpoint was trained with --criterion {name}, which is not registered here. "
+                              f"{PLUG_IN_ADVICE}")
+    return register.criterion[name]()
 
 
 def open_measurements(output: Path, checkpoint_path: Path, folder: str, config: LayerMetricConfig) -> Measurements:

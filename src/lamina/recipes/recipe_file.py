@@ -16,6 +16,8 @@ from lamina.errors import ConfigError
 from lamina.fields import suggestion
 from lamina.files import is_plain_name
 from lamina.recipes.dataset import Dataset, check_keys, read_dataset
+from lamina.registry import TasksWith
+from lamina.traits import DECODER_ONLY
 
 KEYS = ("about", "published", "data", "seeds", "tiers", "baseline", "train", "average", "model", "decode", "cuts", "analyze",
         "variants", "grid", "measure", "stalled-above")
@@ -65,7 +67,7 @@ class Recipe:
 
     @property
     def is_language_model(self) -> bool:
-        return next(iter(self.variants.values())).train.get("task") == "language_modeling"
+        return next(iter(self.variants.values())).train.get("task") in TasksWith(DECODER_ONLY)
 
     def runs(self, tier: int | None = None) -> list[tuple[str, int]]:
         """Variant and seed of every run, a seed after the other, so that early results compare."""

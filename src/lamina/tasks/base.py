@@ -1,20 +1,18 @@
 """What every task has in common: the contract that a training run relies on.
 
-A task is data, model and metric. To add one:
+A task is data, model and figures. To add one (docs/extending.md shows it from scratch):
 
-1. Its name goes into `TASK_PRESETS` (config/presets.py) with the presets made for it, into `TASKS` (tasks/__init__.py) with
-   its class, and into `BUILDERS` (models/build.py) with what builds its model from a ModelConfig and vocabulary sizes.
-   Options that belong to it alone say `tasks=("its_name",)` on their field or part: with other tasks they are errors.
-2. Its class, one file in tasks/, opens a data folder and says which corpora, vocabularies and figures there are.
+1. A `TaskKind` (parts/contracts.py), registered under its name, says what it is without importing torch: its traits
+   (traits.py), which decide what options mean something, its defaults, and what opens its data and builds its model.
+   Presets that want one of its traits are its own.
+2. Its class, the `Task` below, opens a data folder and says which corpora, vocabularies and figures there are.
 3. Its corpora are `data.corpus.Corpus`: sizes to plan by, and `batch` to make a `data.batching.AnyBatch`. A batch knows what
    goes into the model (`inputs`) and what should come out (`target`, padded where nothing counts).
-4. Its model is called as `model(*batch.inputs, active=ActiveLayers(...))`, which says what layers to skip (nn/stack.py), and
-   returns the terms of its `head` (nn/heads.py) for each target; a loss that is no cross entropy over those is a
-   criterion of its own (config/train_options.py, training/loss.py).
+4. Its model (`models.contract.Model`) is called as `model(*batch.inputs, active=ActiveLayers(...))`, which says what layers to
+   skip (nn/stack.py), and returns the terms of its `head` (nn/heads.py) for each target; a loss that is no cross entropy over
+   those is a criterion of its own (parts/criteria.py).
 
-The rest, from the feed over the loss to resuming, is the same for all. Checkpoints record the task's name; a task that may
-begin with the weights of another's names it in `begins_from`, and says in `starting_weights` what it takes. Options whose
-defaults another task set stand in `TASK_DEFAULTS` (config/presets.py).
+The rest, from the feed over the loss to resuming, is the same for all. Checkpoints record the task's name.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -33,7 +31,7 @@ from lamina.config.train_options import ValidationConfig
 from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus
 from lamina.errors import CheckpointError, DataError
-from lamina.models.build import BUILDERS
+from lamina.parts.contracts import TaskKind
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import Vocabulary
 
@@ -43,15 +41,13 @@ Gather = Callable[[list[Any]], list[Any]]
 class Task(ABC):
     """An opened data folder (or several that take turns), and what to make of it."""
 
-    name: ClassVar[str]
-    begins_from: ClassVar[tuple[str, ...]] = ()  # other tasks, whose models may lend this one's their weights
-
     # One of each for every vocabulary, in the order in which the model's builder wants their sizes.
     languages: tuple[str, ...]
     vocabularies: tuple[Vocabulary, ...]
     subwords: tuple[Subword, ...]
 
-    def __init__(self, data: DataConfig, model: ModelConfig) -> None:
+    def __init__(self, kind: TaskKind, data: DataConfig, model: ModelConfig) -> None:
+        self.kind = kind
         self.data = data
         self.model_config = model
         self.folders = tuple(Path(name) for name in data.data.split(":") if name)
@@ -78,9 +74,13 @@ class Task(ABC):
     def valid_splits(self) -> tuple[str, ...]:
         return tuple(name for name in self.data.valid_subset.split(",") if name)
 
-    def build_model(self) -> nn.Module:
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+    def build_model(self) -> Any:
         """Freshly initialised; torch's global seed decides its weights."""
-        return BUILDERS[self.name](self.model_config, tuple(map(len, self.vocabularies)))
+        return self.kind.build_model(self.model_config, tuple(map(len, self.vocabularies)))
 
     def starting_weights(self, model: nn.Module, checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
         """What a checkpoint gives the model to begin with, by name; an error where the two do not belong together."""
@@ -90,7 +90,7 @@ class Task(ABC):
         return checkpoint.weights
 
     def check_origin(self, checkpoint: Checkpoint, path: Path) -> None:
-        if checkpoint.task not in (self.name, *self.begins_from):
+        if checkpoint.task not in (self.name, *self.kind.begins_from):
             raise CheckpointError(f"{path} was trained with --task {checkpoint.task}, not {self.name}. Give that task, or "
                                   "another --save-dir to start afresh in.")
 

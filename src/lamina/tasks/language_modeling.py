@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-from torch import nn
+from typing import Any
 
 from lamina.config.batches import DataConfig
 from lamina.config.model import ModelConfig
@@ -12,6 +11,7 @@ from lamina.data.blocks import TokenBlocks, find_language, open_blocks
 from lamina.data.data_folder import check_finished, dictionary_name, read_manifest
 from lamina.init.pretrained import fill_table_
 from lamina.models.decoder_only import DecoderOnly
+from lamina.parts.contracts import TaskKind
 from lamina.tasks.base import Task
 from lamina.text.subword import Subword, Whitespace, load_subwords
 from lamina.text.vocabulary import Vocabulary
@@ -25,8 +25,8 @@ class TextTask(Task):
     vocabularies: tuple[Vocabulary]
     subwords: tuple[Subword]
 
-    def __init__(self, data: DataConfig, model: ModelConfig) -> None:
-        super().__init__(data, model)
+    def __init__(self, kind: TaskKind, data: DataConfig, model: ModelConfig) -> None:
+        super().__init__(kind, data, model)
         folder = self.folders[0]
         self.language = find_language(folder, data.train_subset)
         check_finished(folder)
@@ -44,8 +44,6 @@ class TextTask(Task):
 class LanguageModeling(TextTask):
     """One text, in blocks; perplexity judges."""
 
-    name = "language_modeling"
-
     @property
     def max_positions(self) -> tuple[int]:
         return (self.model_config.embedding.max_target_positions,)
@@ -53,7 +51,7 @@ class LanguageModeling(TextTask):
     def open_split(self, folder: Path, split: str, *, is_training: bool) -> TokenBlocks:
         return self.open_blocks(folder, split, self.data.blocks.size, is_training=is_training)
 
-    def build_model(self) -> nn.Module:
+    def build_model(self) -> Any:
         model = super().build_model()
         path = self.model_config.decoder.embed_path
         if path is not None:

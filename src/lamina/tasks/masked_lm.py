@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-from torch import nn
+from typing import Any
 
 from lamina.config.batches import DataConfig
 from lamina.config.model import ModelConfig
@@ -13,16 +12,15 @@ from lamina.data.masking import Masker
 from lamina.errors import ConfigError
 from lamina.init.pretrained import fill_table_
 from lamina.models.masked import MaskedModel
+from lamina.parts.contracts import TaskKind
 from lamina.tasks.language_modeling import TextTask
 
 
 class MaskedLm(TextTask):
     """One text, in blocks with gaps; the perplexity of what stood in them judges."""
 
-    name = "masked_lm"
-
-    def __init__(self, data: DataConfig, model: ModelConfig) -> None:
-        super().__init__(data, model)
+    def __init__(self, kind: TaskKind, data: DataConfig, model: ModelConfig) -> None:
+        super().__init__(kind, data, model)
         size, limit, masking = data.blocks.size, model.embedding.max_positions, data.masking
         if not 2 <= size <= limit:
             raise ConfigError(f"--tokens-per-sample is {size}, <s> included; it must be at least 2 and at most "
@@ -40,7 +38,7 @@ class MaskedLm(TextTask):
         blocks = self.open_blocks(folder, split, self.data.blocks.size - 1, is_training=is_training)
         return MaskedBlocks(blocks, self.masker)
 
-    def build_model(self) -> nn.Module:
+    def build_model(self) -> Any:
         model = super().build_model()
         path = self.model_config.encoder.embed_path
         if path is not None:

@@ -30,6 +30,7 @@ from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.init.pretrained import fill_table_
 from lamina.metrics.classes import accuracy, f1, pearson
 from lamina.models.masked import MaskedModel
+from lamina.parts.contracts import TaskKind
 from lamina.tasks.base import Gather, Task
 from lamina.text.subword import Whitespace, load_subwords
 from lamina.text.vocabulary import FIRST_WORD_ID, Vocabulary
@@ -38,11 +39,8 @@ from lamina.text.vocabulary import FIRST_WORD_ID, Vocabulary
 class SentencePrediction(Task):
     """Labelled sentences; a sentence head on a (usually pretrained) encoder; accuracy and F1, or correlation, judge."""
 
-    name = "sentence_prediction"
-    begins_from = ("masked_lm",)
-
-    def __init__(self, data: DataConfig, model: ModelConfig) -> None:
-        super().__init__(data, model)
+    def __init__(self, kind: TaskKind, data: DataConfig, model: ModelConfig) -> None:
+        super().__init__(kind, data, model)
         classifier, folder = model.classifier, self.folders[0]
         if not classifier.num_classes:
             raise ConfigError("--task sentence_prediction needs --num-classes (1 with --regression-target).")
@@ -97,7 +95,7 @@ class SentencePrediction(Task):
         num_classes = self.model_config.classifier.num_classes
         return SentencePart(folder, split, read_classes(folder, split, self.vocabularies[1], num_classes))
 
-    def build_model(self) -> nn.Module:
+    def build_model(self) -> Any:
         model = super().build_model()
         path = self.model_config.encoder.embed_path
         if path is not None:

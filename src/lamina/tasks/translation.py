@@ -24,6 +24,7 @@ from lamina.init.pretrained import fill_table_
 from lamina.metrics.bleu import corpus_bleu
 from lamina.metrics.rouge import Rouge
 from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.parts.contracts import TaskKind
 from lamina.tasks.base import Gather, Task
 from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown, join_pieces
 from lamina.text.subword import Subword, Whitespace, load_subwords
@@ -36,13 +37,12 @@ GREEDY = SearchConfig(beam=1, max_length_factor=2.0, max_length_offset=20)
 class Translation(Task):
     """Sentence pairs of two languages; BLEU or ROUGE judges, where it is asked for."""
 
-    name = "translation"
     languages: Languages
     vocabularies: tuple[Vocabulary, Vocabulary]
     subwords: tuple[Subword, Subword]
 
-    def __init__(self, data: DataConfig, model: ModelConfig) -> None:
-        super().__init__(data, model)
+    def __init__(self, kind: TaskKind, data: DataConfig, model: ModelConfig) -> None:
+        super().__init__(kind, data, model)
         self.languages = find_languages(self.folders[0], data.train_subset, data.source_lang, data.target_lang)
         self.vocabularies = load_dictionaries(self.folders[0], self.languages)
         stored = load_subwords(self.folders[0]) if read_manifest(self.folders[0]) is not None else {}
@@ -59,7 +59,7 @@ class Translation(Task):
                            upsample_primary=self.data.upsample_primary if is_training else 1,
                            max_source_length=self.max_positions[0] if self.data.truncate_source else None)
 
-    def build_model(self) -> nn.Module:
+    def build_model(self) -> Any:
         source, target = self.vocabularies
         if self.model_config.embedding.share_all and source != target:
             raise ConfigError("--share-all-embeddings needs one dictionary for both sides, but those of "

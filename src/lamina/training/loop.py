@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator
 from lamina.data.feed import Share
 from lamina.distributed.signals import StopWish
 from lamina.nn.stack import ALL_LAYERS
+from lamina.parts.contracts import Curve
 from lamina.training.divergence import DivergenceWatch
 from lamina.training.layer_drop import LayerDrop
 from lamina.training.progress import Progress
 from lamina.training.run import Run
-from lamina.training.schedules import Schedule
 from lamina.training.update import Updater
 
 
-def run_updates(updater: Updater, schedule: Schedule, shares: Iterable[Share], progress: Progress, watch: DivergenceWatch,
+def run_updates(updater: Updater, schedule: Curve, shares: Iterable[Share], progress: Progress, watch: DivergenceWatch,
                 seed: int, layer_drop: LayerDrop | None = None) -> Iterator[None]:
     """One update after another; yields after each, so that the caller decides about validating and stopping."""
     for share in shares:

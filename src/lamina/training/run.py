@@ -18,9 +18,6 @@ import torch
 from lamina import console
 from lamina.checkpoint.format import Checkpoint
 from lamina.config.batches import BatchConfig
-from lamina.config.fusion_options import HardFusion, SurfaceConfig
-from lamina.config.init import AdaptiveProfiling, ProfiledInit
-from lamina.config.model import ModelConfig
 from lamina.config.train_options import LARGER_IS_BETTER, TrainConfig
 from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus
@@ -36,11 +33,10 @@ from lamina.interop.any_format import load_any
 from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.metrics.rouge import Rouge
 from lamina.nn.stack import stacks_of
+from lamina.parts.contracts import Beginning, Rates
 from lamina.provenance import origin
 from lamina.pruning.cut import prune_on_loading
-from lamina.tasks import TASKS
 from lamina.text.subword import subword_to_dict
-from lamina.training.admin_profile import fill_omegas_
 from lamina.training.divergence import DivergenceWatch
 from lamina.training.keeper import LAST_NAME, Keeper
 from lamina.training.layer_drop import LayerDrop
@@ -56,9 +52,9 @@ from lamina.training.restore import (
     restore_training,
     restore_weights_,
 )
-from lamina.training.schedules import build_schedule
 from lamina.training.update import Updater
 from lamina.training.validate import bits_per_token, validation_loss
+from lamina.traits import PAIRS
 
 
 class Run:
@@ -68,17 +64,16 @@ class Run:
         self.dtype, notices = _compute_type(config, self.device)
         # Where attention has kernels for it.
         self.is_packed = (config.precision.packs and self.device.type == "cuda" and self.dtype != torch.float32
-                          and config.task == "translation" and config.batches.max_tokens is not None)
+                          and config.kind.has(PAIRS) and config.batches.max_tokens is not None)
         optimization = config.optimization
         self.reporter = Reporter(config.log, ranks, optimization)
-        for notice in [*notices, *_advice(config.model)]:
+        for notice in filter(None, [*notices, config.model.surface.advice()]):
             self.reporter.note(notice)
         start = self._starting_point(config)
         # A pruned checkpoint decides how deep the model is; from here on this is the configuration, also on disk.
         self.config = config = pruned_config(config, None if start is None else start.checkpoint, self.reporter.note)
-        self.task = TASKS[config.task](config.data, config.model)
-        self.schedule = build_schedule(optimization.schedule, lr=optimization.lr, min_lr=optimization.min_lr,
-                                       max_update=optimization.max_update)
+        self.task = config.kind.open(config.data, config.model)
+        self.schedule = optimization.schedule.build(Rates(optimization.lr, optimization.min_lr, optimization.max_update))
         torch.manual_seed(config.seed)
         self.model = self.task.build_model().to(self.device)
         for stack in stacks_of(self.model).values():
@@ -87,7 +82,7 @@ class Run:
         self.progress = Progress()
         self._feeds: dict[int, Feed] = {}
         if start is None:
-            self._fill_omegas_()
+            self._begin_()
         else:
             restore_weights_(self.model, start.checkpoint, self.task, start.path)
             if not start.is_resumed:
@@ -151,8 +146,8 @@ class Run:
     def why_stop(self) -> str:
         """The reason to stop before the next update, or nothing."""
         optimization, progress = self.config.optimization, self.progress
-        if isinstance(self.config.model.init, AdaptiveProfiling):
-            return "the profile is written (--init-type adaptive-profiling)"
+        if reason := self.config.model.init.why_stop():
+            return reason
         if optimization.max_epoch and progress.epoch > optimization.max_epoch:
             return f"{optimization.max_epoch} epochs are done (--max-epoch)"
         if optimization.max_update and progress.updates >= optimization.max_update:
@@ -171,8 +166,7 @@ class Run:
             return False
         optimization = self.config.optimization
         now, before = (self.schedule(number, self.progress.epoch) for number in (done, done - 1))
-        stops_at_min_lr = flatten(optimization)["lr-scheduler"] not in ("linear", "poly")  # theirs is the end of the line
-        floor = max(optimization.stop_min_lr, optimization.min_lr if stops_at_min_lr else -1.0)
+        floor = max(optimization.stop_min_lr, -1.0 if optimization.schedule.uses_min_lr else optimization.min_lr)
         return now <= before and now <= floor
 
     def is_check_due(self) -> bool:
@@ -291,7 +285,7 @@ class Run:
     def _starting_point(self, config: TrainConfig) -> StartingPoint | None:
         """The checkpoint whose weights the model begins with, cut to the layers to keep, if there is one."""
         saving = config.saving
-        if isinstance(config.model.init, AdaptiveProfiling):
+        if config.model.init.why_stop():
             # A profile is of the weights that training begins with, whatever has been trained already.
             return None
         path = find_restore_file(saving)
@@ -314,11 +308,11 @@ class Run:
         is_resumed = is_resumed and checkpoint.task == config.task
         return StartingPoint(path, checkpoint, is_resumed)
 
-    def _fill_omegas_(self) -> None:
-        """Admin's, where the weights are new: those of a checkpoint come with theirs."""
-        if isinstance(self.config.model.init, ProfiledInit) and self.ranks.is_first:
-            fill_omegas_(self.model, self.config.model.init, self._first_batches, self.keeper.folder, self.config.seed,
-                         self.reporter.note)
+    def _begin_(self) -> None:
+        """What the residuals want of data, where the weights are new: those of a checkpoint have it behind them."""
+        if self.ranks.is_first:
+            self.config.model.init.begin_(Beginning(self.model, self._first_batches, self.keeper.folder, self.config.seed,
+                                                    self.reporter.note))
 
     def _weights(self) -> FlatWeights:
         options = self.config.ranks
@@ -352,7 +346,7 @@ class Run:
         training: dict[str, Any] = {"progress": self.progress.state(), "scale": self.updater.scale.state()}
         if self.config.saving.has_optimizer_state:
             training["optimizer"] = optimizer_state(self.updater)
-            training["optimizer_kind"] = flatten(self.config.optimization)["optimizer"]
+            training["optimizer_kind"] = self.config.optimization.optimizer.name
         return Checkpoint(
             config=flatten(self.config),
             languages=tuple(self.task.languages),
@@ -363,15 +357,6 @@ class Run:
             metrics=metrics,
             origin=origin(),
         )
-
-
-def _advice(model: ModelConfig) -> list[str]:
-    """What we have seen go wrong with a configuration that is otherwise allowed."""
-    surface = model.surface
-    if isinstance(surface, SurfaceConfig) and isinstance(surface.mode, HardFusion) and not surface.mode.gate:
-        return ["the gate of surface fusion is learned (--sf-gate 0): it may close for good early in training, and then "
-                "neither stack learns any more; --sf-gate 0.8 is the published setting"]
-    return []
 
 
 def _compute_type(config: TrainConfig, device: torch.device) -> tuple[torch.dtype, list[str]]:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
-from lamina.cuda_graphs.compiling import compiled
 from lamina.cuda_graphs.recorder import Captured
 from lamina.cuda_graphs.train_pass import CapturedPasses
 from lamina.data.batching import AnyBatch
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.weights import FlatWeights
+from lamina.nn.compiling import compiled
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 from lamina.training.layer_drop import run_in_any
 from lamina.training.loss import batch_loss

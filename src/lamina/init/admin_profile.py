@@ -4,37 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from lamina.config.init import Adaptive, AdaptiveProfiling, ProfiledInit
-from lamina.data.batching import AnyBatch
 from lamina.errors import ConfigError, DataError
 from lamina.files import whole_file
 from lamina.init.admin import Profile, profile_from_text, profile_omegas_, profile_to_text, set_omegas_
+from lamina.parts.contracts import Beginning
 
 PROFILE_NAME = "profile.ratio.init"  # as the references call it
 Note = Callable[[str], None]
 
 
-def fill_omegas_(model: nn.Module, init: ProfiledInit, first_batches: Callable[[int], Sequence[AnyBatch]], save_dir: Path,
-                 seed: int, note: Note) -> None:
+def measure_and_fill_(beginning: Beginning, *, num_batches: int, counts_pads: bool, is_written: bool = False) -> None:
     """Before anything else touches the weights: they are still float32, whatever training computes in."""
-    path = _find_profile(init, save_dir, note) if isinstance(init, Adaptive) else None
-    if path is not None:
-        profile = read_profile(path, model)
-        note(f"Admin: omegas taken from {path}: {_describe(profile)}")
-    else:
-        profile = measure_profile(model, first_batches(init.profile_batches), seed, note,
-                                  counts_pads=isinstance(init, AdaptiveProfiling))
-    if isinstance(init, AdaptiveProfiling):
-        write_profile(save_dir / PROFILE_NAME, profile)
-        note(f"Admin: wrote {save_dir / PROFILE_NAME}; the same line with --init-type adaptive trains with it")
-    set_omegas_(model, profile)
+    profile = measure_profile(beginning.model, beginning.first_batches(num_batches), beginning.seed, beginning.note,
+                              counts_pads=counts_pads)
+    if is_written:
+        path = beginning.save_dir / PROFILE_NAME
+        write_profile(path, profile)
+        beginning.note(f"Admin: wrote {path}; the same line with --init-type adaptive trains with it")
+    set_omegas_(beginning.model, profile)
 
 
-def measure_profile(model: nn.Module, batches: Sequence[AnyBatch], seed: int, note: Note, *, counts_pads: bool) -> Profile:
+def read_and_fill_(beginning: Beginning, path: Path) -> None:
+    profile = read_profile(path, beginning.model)
+    beginning.note(f"Admin: omegas taken from {path}: {_describe(profile)}")
+    set_omegas_(beginning.model, profile)
+
+
+def measure_profile(model: nn.Module, batches: Sequence[Any], seed: int, note: Note, *, counts_pads: bool) -> Profile:
     """On these batches, with dropout as in training, but drawn aside: training draws what it would have drawn."""
     was_training, device = model.training, next(model.parameters()).device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -55,9 +56,10 @@ def _describe(profile: Profile) -> str:
                      for name, ratios in profile.items())
 
 
-def _find_profile(init: Adaptive, save_dir: Path, note: Note) -> Path | None:
-    if init.profile is not None:
-        path = Path(init.profile)
+def find_profile(given: str | None, save_dir: Path, note: Note) -> Path | None:
+    """The file that was named, or the one that lies where a profile is written."""
+    if given is not None:
+        path = Path(given)
         if not path.is_file():
             raise ConfigError(f"--admin-profile: there is no file {path}. Write one with --init-type adaptive-profiling, or "
                               "take --init-type admin, which needs none.")

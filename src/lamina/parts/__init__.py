@@ -1,0 +1,39 @@
+"""The built-in parts, one file per family, registered as anybody's would be; contracts.py says what each kind answers.
+
+A part is a frozen dataclass: its fields are options, its methods say what it builds and what becomes of it when a model is
+folded, pruned, exported or analysed. torch is imported inside methods only.
+"""
+
+from lamina.parts import (
+    activations,
+    adapters,
+    criteria,
+    encoder_fusion,
+    mixings,
+    position_kinds,
+    rate_schedules,
+    residuals,
+    surface_fusion,
+    update_rules,
+)
+from lamina.parts.contracts import (
+    Adapter,
+    Criterion,
+    Fusion,
+    FusionPlace,
+    Head,
+    HeadPlace,
+    LayerPlace,
+    Mixing,
+    Optimizer,
+    Part,
+    Positions,
+    Rates,
+    Residual,
+    Schedule,
+    TaskKind,
+)
+
+__all__ = ["Adapter", "Criterion", "Fusion", "FusionPlace", "Head", "HeadPlace", "LayerPlace", "Mixing", "Optimizer",
+           "Part", "Positions", "Rates", "Residual", "Schedule", "TaskKind", "activations", "adapters", "criteria",
+           "encoder_fusion", "mixings", "position_kinds", "rate_schedules", "residuals", "surface_fusion", "update_rules"]
