@@ -24,6 +24,7 @@ LAYERS = """
     traits
     registry
     fields
+    plug_ins
     parts
     config
     command_line

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lamina import console, provenance
-from lamina.errors import AlreadyToldError, LaminaError, StopSignal
+from lamina.errors import AlreadyToldError, ConfigError, LaminaError, StopSignal
 
 
 class Command(NamedTuple):
@@ -82,7 +82,6 @@ def overview(group: str = "") -> str:
 
 def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
     """The command that the first word names, or the first two (`analyze fusion`), and the words after it."""
-    from lamina.errors import ConfigError
     from lamina.fields import suggestion
 
     first, *rest = (words[0].replace("_", "-"), *words[1:])
@@ -140,16 +139,23 @@ def execute(words: list[str]) -> int:
         print(overview(group))
         return 0
     from lamina.config.parser import parse, resolve
+    from lamina.plug_ins import import_paths, load_installed, missing_notice, paths_in
 
     if words[0].replace("_", "-").startswith("--local-rank=") and len(words) > 1:
         words = [words[1], words[0], *words[2:]]  # where torch.distributed.launch puts it: before the command
     name, rest = find_command(words)
     command = COMMANDS[name]
+    say = console.notice if console.is_first_process() else lambda _: None
+    load_installed(say)
+    missing = import_paths(paths_in(rest), say)
     config_class: type = load(command.config)  # type: ignore[assignment]
-    given, notices = parse(f"lamina {name}", config_class, command.help[0].upper() + command.help[1:] + ".", rest)
-    config: object = resolve(config_class, given)
-    for notice in notices if console.is_first_process() else ():
-        console.notice(notice)
+    try:
+        given, notices = parse(f"lamina {name}", config_class, command.help[0].upper() + command.help[1:] + ".", rest)
+        config: object = resolve(config_class, given)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (--user-dir {', '.join(missing)} does not exist.)") if missing else error from None
+    for notice in [*notices, *([missing_notice(missing)] if missing else [])]:
+        say(notice)
     provenance.begin_command(words)
     load(command.run)(config)  # type: ignore[operator]
     return 0

@@ -61,7 +61,7 @@ class Table(Mapping[str, Any]):
         if not (dataclasses.is_dataclass(part) and part.__dataclass_params__.frozen):  # type: ignore[attr-defined]
             raise ConfigError(f"{where} is no frozen dataclass: put @dataclass(frozen=True, kw_only=True) between it and "
                               "@register.")
-        if missing := sorted(getattr(part, "__abstractmethods__", ())):
+        if missing := sorted(own for own in dir(part) if getattr(getattr(part, own, None), "__isabstractmethod__", False)):
             raise ConfigError(f"{where} lacks {', '.join(missing)}, which every {self.kind} must have.")
         for field in dataclasses.fields(part):
             if "info" not in field.metadata:

@@ -166,13 +166,16 @@ class Folding:
     # -- scales of the branch
 
     def scale_branches(self, name: str) -> None:
-        """A scale called `name` below the residual moves into the branch's last weights; one per layer is with its first."""
+        """A scale called `name` below the residual, one number or one for each channel, moves into the branch's last weights.
+
+        One that the sub-layers of a layer share is stored with the first of them.
+        """
         for stack in self.stacks:
             scale = torch.ones(1)
             for part in self.sub_layers(stack):
                 scale = self.weights.get(f"{part.residual}.{name}", scale)
-                for weight in (f"{part.writes}.weight", f"{part.writes}.bias"):
-                    self.weights[weight] = self.weights[weight] * scale
+                self.weights[f"{part.writes}.weight"] = self.weights[f"{part.writes}.weight"] * scale[:, None]
+                self.weights[f"{part.writes}.bias"] = self.weights[f"{part.writes}.bias"] * scale
 
 
 def fold(config: ModelConfig, weights: Mapping[str, Tensor]) -> tuple[ModelConfig, Weights]:

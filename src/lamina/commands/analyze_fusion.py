@@ -38,9 +38,9 @@ def run(config: AnalyzeFusionConfig) -> None:
     subject = open_subject(config.checkpoint, config.data, seed=config.seed, cpu=config.cpu)
     # All of it before the first file: what fails leaves an earlier page as it was. And what the flags may have wrong, a
     # sentence that is too long, before what takes a while.
-    attention = _attention(config, subject)
+    attention, weights = _attention(config, subject), _weights(subject)
     folder = open_folder(config.out)
-    sections = [_weights(subject), _gate(subject), _masking(config, subject), _spectrum(subject), _similarity(config, subject),
+    sections = [weights, _gate(subject), _masking(config, subject), _spectrum(subject), _similarity(config, subject),
                 attention]
     written = write_page(folder, title=f"Layer fusion in {config.checkpoint}", about=_about(config, subject),
                          command=spelled_out("lamina analyze fusion", config), sections=sections)

@@ -18,7 +18,7 @@ def run(config: TrainConfig) -> None:
     if config.print_config:
         import yaml
 
-        values = {name: value for name, value in flatten(config).items() if name not in ("print-config", "config")}
+        values = {name: value for name, value in flatten(config).items() if name not in ("print-config", "config", "user-dir")}
         yaml.safe_dump(values, sys.stdout, sort_keys=False, allow_unicode=True)
         return
     # Here, not above: --help and --print-config answer without loading torch.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lamina.config.generate_options import SplitData
 from lamina.config.model import ModelConfig
+from lamina.config.plug_in_options import PlugInConfig
 from lamina.fields import REQUIRED, check, flag, part, variant
 from lamina.parts.contracts import TaskKind
 from lamina.registry import register
@@ -43,6 +44,7 @@ class AnalyzeFusionConfig:
     target: str | None = flag(None, "its translation, likewise; the model's own if left out", metavar="TEXT", needs="sentence")
     seed: int = flag(1, "fixes which pairs of sentences and of embeddings are drawn")
     cpu: bool = flag(False, "stay on the processor even where there is a GPU")
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
         check(self.beam >= 1, f"--beam is {self.beam}; it must be at least 1, where 1 is greedy search.")
@@ -84,6 +86,7 @@ class AnalyzeDepthConfig:
     arch: str = flag("transformer", "preset that gives a fresh model's defaults", aliases=("-a",), choices=register.arch,
                      metavar="NAME", needs="!checkpoint")
     model: ModelConfig = part(ModelConfig)
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
         depths = self.sub_layers

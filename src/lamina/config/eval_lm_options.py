@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lamina.config.batches import BREAK_MODES
 from lamina.config.generate_options import ModelFiles
+from lamina.config.plug_in_options import PlugInConfig
 from lamina.fields import REQUIRED, check, flag, part
 from lamina.registry import TasksWith
 from lamina.traits import DECODER_ONLY
@@ -58,6 +59,7 @@ class EvalLmConfig:
     has_word_probs: bool = flag(False, "print each word with its log-probability, a line a block", name="output-word-probs")
     has_word_stats: bool = flag(False, "print each word's count, summed log-probability, whether it has subwords, and the same "
                                        "of the words after it", name="output-word-stats")
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
         check(self.softmax_batch is None or self.softmax_batch >= 1,

@@ -123,8 +123,6 @@ RETIRED: tuple[Retired, ...] = (
     *_retire("train", "ranks always exchange a few numbers, never objects", flags="fast-stat-sync"),
     *_retire("train", "batches are drawn anew each epoch; a fixed share per GPU saves nothing with memory-mapped data",
              flags="fix-batches-to-gpus"),
-    *_retire("train preprocess", "plug-ins are not loaded; RAdam and the linear schedule of radam_fairseq are built in",
-             values="user-dir"),
     *_retire("train preprocess", "PyTorch's allocator needs no emptying", values="empty-cache-freq"),
     *_retire("train preprocess", "the loss scale halves at each overflow", values="fp16-scale-tolerance"),
     *_retire("train", "validation draws the same masks each time, and nothing else", values="fixed-validation-seed"),
@@ -182,7 +180,6 @@ RETIRED: tuple[Retired, ...] = (
                     "warmup-init-lr max-lr t-mult lr-period-updates lr-shrink force-anneal fa end-learning-rate power "
                     "total-num-update lr-threshold warmup-steps hold-steps decay-steps init-lr-scale final-lr-scale "
                     "label-smoothing upsample-primary"),
-    *_retire("generate interactive eval-lm", "plug-ins are not loaded; a checkpoint says what model it is", values="user-dir"),
     *_retire("generate interactive eval-lm", "data folders are always memory-mapped (mmap)", values="dataset-impl"),
     *_retire("generate interactive eval-lm", "the padding side never changes a result: positions count tokens only",
              values="left-pad-source left-pad-target"),

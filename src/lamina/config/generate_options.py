@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lamina.config.keep import KeepConfig
+from lamina.config.plug_in_options import PlugInConfig
 from lamina.config.search_options import SearchConfig
 from lamina.errors import ConfigError
 from lamina.fields import REQUIRED, check, flag, flatten, part
@@ -133,6 +134,7 @@ class GenerateConfig:
                                     metavar="NAME[,NAME..]")
     results_path: str | None = flag(None, "write the lines to FOLDER/generate-SUBSET.txt instead of the terminal",
                                     metavar="FOLDER")
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
         check(self.prefix_size >= 0, f"--prefix-size is {self.prefix_size}; it must be 0 or more.")
@@ -166,6 +168,7 @@ class InteractiveConfig:
     is_plain: bool = flag(False, "print the results alone, one a line, without S- H- D- P- lines", name="plain")
     search: SearchConfig = part(SearchConfig)
     output: OutputConfig = part(OutputConfig)
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
         check(self.buffer_size >= 0, f"--buffer-size is {self.buffer_size}; it must be 0 or more.")
@@ -184,3 +187,4 @@ class RescoreConfig:
     max_sentences: int | None = flag(None, "most pairs in a batch", name="batch-size", aliases=("max-sentences",))
     too_long: str = flag("truncate", "what to do with a line longer than the model's positions", choices=("truncate", "skip"))
     has_token_scores: bool = flag(True, "print each token's log-probability too", name="token-scores")
+    plug_ins: PlugInConfig = part(PlugInConfig)

@@ -28,6 +28,7 @@ from lamina.fields import (
     suggestion,
     unique_leaves,
 )
+from lamina.plug_ins import USER_DIR
 from lamina.registry import register
 
 T = TypeVar("T")
@@ -135,6 +136,9 @@ def parse(prog: str, cls: type, description: str, argv: Sequence[str]) -> tuple[
             recipe, recipe_notices = read(_recipe_words(given["config"], cls))
         except ConfigError as error:
             raise ConfigError(f"--config {given['config']}: {error}") from None
+        if recipe.pop(USER_DIR, None):
+            recipe_notices.append(f"--{USER_DIR} has no effect in a file, which must not decide what code is run: give it on "
+                                  "the command line")
         given, notices = recipe | given, recipe_notices + notices
     return given, notices
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lamina.config.keep import KeepConfig
+from lamina.config.plug_in_options import PlugInConfig
 from lamina.fields import REQUIRED, check, flag, flatten, part
 
 
@@ -62,6 +63,7 @@ class PruneConfig:
     keep: KeepConfig = part(KeepConfig)
     search: LayerSearchConfig = part(LayerSearchConfig)
     measure: LayerMetricConfig = part(LayerMetricConfig)
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
         measures = self.search.is_on or self.search.curve is not None

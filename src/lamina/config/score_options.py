@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lamina.fields import check, flag
+from lamina.config.plug_in_options import PlugInConfig
+from lamina.fields import check, flag, part
 
 METRICS = ("bleu", "chrf", "ter", "rouge", "gleu", "m2", "errant")
 # These compare with annotated edits, not with references.
@@ -42,6 +43,7 @@ class ScoreConfig:
     baseline: str | None = flag(None, "translations of another system, to compare with by paired bootstrap: the difference, "
                                 "and the chance p of one as large between equal systems", metavar="FILE", paper="Koehn 2004")
     num_samples: int = flag(1000, "test sets to draw from the sentences for it", name="bootstrap-samples", needs="baseline")
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
         check(bool(self.metrics), f"--metric is empty; choose from {', '.join(METRICS)}.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from lamina.config.batches import BatchConfig, DataConfig
 from lamina.config.keep import KeepConfig
 from lamina.config.model import ModelConfig
+from lamina.config.plug_in_options import PlugInConfig
 from lamina.config.ranks_options import RanksConfig
 from lamina.fields import check, flag, part, variant
 from lamina.parts.contracts import Criterion, Optimizer, Schedule, TaskKind
@@ -197,6 +198,7 @@ class TrainConfig:
     validation: ValidationConfig = part(ValidationConfig)
     saving: SavingConfig = part(SavingConfig)
     log: LogConfig = part(LogConfig)
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
         check(0 <= self.seed < 2**31, f"--seed is {self.seed}; it must be a whole number from 0 to 2^31 - 1.")

@@ -18,6 +18,7 @@ from lamina import console, provenance
 from lamina.config.ranks_options import RanksConfig
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.errors import AlreadyToldError, ConfigError, RankError
+from lamina.plug_ins import Carried
 
 # A rank that waits this long for another gives up: longer than writing a checkpoint to a slow disk can take.
 PATIENCE = timedelta(minutes=30)
@@ -106,7 +107,7 @@ def start_ranks(number: int, command: Callable[[Any], None], config: Any, *, max
     # The launcher hears these from now on and does not give them back.
     former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
     try:
-        elastic_launch(settings, run_rank)(command, config, provenance.current_command())
+        elastic_launch(settings, run_rank)(command, Carried(config), provenance.current_command())
     except SignalException as stop:  # handed on to the ranks, which have saved
         raise AlreadyToldError(128 + stop.sigval) from None
     except ChildFailedError as error:
@@ -124,12 +125,12 @@ def start_ranks(number: int, command: Callable[[Any], None], config: Any, *, max
             signal.signal(number, handler)
 
 
-def run_rank(command: Callable[[Any], None], config: Any, words: Sequence[str]) -> None:
+def run_rank(command: Callable[[Any], None], config: Carried, words: Sequence[str]) -> None:
     """What a process started by `start_ranks` does."""
     from lamina.command_line import guarded
 
     provenance.begin_command(words)
-    code = guarded(lambda: command(config))
+    code = guarded(lambda: command(config.config))
     if code:
         raise SystemExit(code)
 
