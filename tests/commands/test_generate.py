@@ -328,7 +328,7 @@ def test_unknown_words_are_replaced(tmp_path, dictionary, expected):
     path = tmp_path / "words.txt"
     path.write_text(dictionary)
     source, target = Vocabulary(["old", "boat"], [1, 1]), Vocabulary(["X"], [1])
-    output = OutputConfig(replace_unk=str(path) if dictionary else "", has_alignment=True)
+    output = OutputConfig(replace_unk=str(path) if dictionary else "", alignment="hard")
     describer = Describer((source, target), (Whitespace(), Whitespace()), output)
     attention = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.7, 0.1], [0.0, 0.0, 1.0]])
     described = describer.hypothesis(7, Hypothesis([4, 3, 2], -1.0, [-1.0, -1.0, -1.0], attention), [4, 5, 2])

@@ -94,19 +94,19 @@ class OptimizationConfig:
 class PrecisionConfig:
     """Precision and device."""
 
-    fp16: bool = flag(False, "compute in float16 with a dynamic loss scale and float32 master weights, under either name",
-                      aliases=("memory-efficient-fp16",), paper="Micikevicius et al. 2018")
+    fp16: bool = flag(False, "compute in float16 with a dynamic loss scale and float32 master weights, under all these names",
+                      aliases=("memory-efficient-fp16", "amp"), paper="Micikevicius et al. 2018")
     bf16: bool = flag(False, "compute in bfloat16 with float32 master weights; needs no loss scale; what a GPU does "
-                             "that has it, unless it is told otherwise")
+                             "that has it, unless it is told otherwise", aliases=("memory-efficient-bf16",))
     fp32: bool = flag(False, "compute in float32 on a GPU too")
     cuda_graphs: bool = flag(True, "on a GPU, record the kernels of an update once and replay them: several times as fast")
     compiles: bool = flag(True, "on a GPU, let torch.compile fuse what it can before an update is recorded", name="compile",
                           needs="cuda-graphs")
     packs: bool = flag(True, "on a GPU, pack sentence pairs one behind the other into rows of --max-tokens, which have one "
                              "shape and no padding", name="pack", tasks=("translation",))
-    fp16_init_scale: float = flag(128.0, "first loss scale", needs="fp16")
+    fp16_init_scale: float = flag(128.0, "first loss scale", needs="fp16", aliases=("amp-init-scale",))
     fp16_scale_window: int | None = flag(None, "updates without overflow before the scale doubles; 2^14 / update-freq / "
-                                               "ranks if left out", needs="fp16")
+                                               "ranks if left out", needs="fp16", aliases=("amp-scale-window",))
     min_loss_scale: float = flag(0.0001, "training has diverged when the scale falls below this", needs="fp16")
     threshold_loss_scale: float | None = flag(None, "never lower the scale beneath this", needs="fp16")
     checkpoint_activations: bool = flag(False, "keep only each layer's input for the gradient and compute the rest again: deep "
@@ -191,7 +191,8 @@ class SavingConfig:
                                            "size and cannot be resumed exactly", name="save-optimizer-state")
 
     is_async: bool = flag(False, "write checkpoints in the background, from a copy in the host's memory; a checkpoint_last.pt "
-                                 "that comes while one is being written is left out", name="async-save", needs="save")
+                                 "that comes while one is being written is left out", name="async-save", needs="save",
+                         aliases=("save-async", "write-checkpoints-asynchronously"))
 
     def __post_init__(self) -> None:
         check(self.interval >= 1, f"--save-interval is {self.interval}; it must be at least 1. For none: --no-save.")
