@@ -124,7 +124,8 @@ Text:
 
 `lamina train` goes on from `checkpoint_last.pt` in `--save-dir` if there is one, on CPU to the same bits as a run that never
 stopped. `--restore-file NAME` looks in `--save-dir`, then for NAME as a path; a file that does not exist means a fresh
-start. All options are those of the new command line: what it leaves out takes its default, not the checkpoint's value.
+start, as in fairseq's scripts, with a warning at the beginning and at the end. All options are those of the new command line:
+what it leaves out takes its default, not the checkpoint's value.
 
 | option | what it does on resuming |
 | --- | --- |
@@ -133,7 +134,7 @@ start. All options are those of the new command line: what it leaves out takes i
 | `--reset-dataloader` | the data begins at epoch 1 |
 | `--reset-meters` | best score, patience and training time are forgotten |
 | `--restore-file FILE` of another task | its weights, and the rest afresh: `sentence_prediction` begins from `masked_lm` |
-| `--finetune-from-model FILE` | only without a checkpoint to resume: its weights, and everything else afresh |
+| `--finetune-from-model FILE` | only without a checkpoint to resume: its weights, and the rest afresh; not beside `--restore-file` |
 
 ## A recipe instead of a long line
 

@@ -132,9 +132,35 @@ def test_preparing_batches_ahead_changes_nothing(data, tmp_path):
 
 
 def test_a_restore_file_that_does_not_exist_means_a_fresh_start(data, tmp_path, capsys):
-    assert train(data, tmp_path, "--max-update", "2") == 0
-    assert train(data, tmp_path, "--max-update", "2", "--restore-file", "x.pt") == 0
-    assert "no checkpoint x.pt: starting afresh" in capsys.readouterr().out
+    warning = f"--restore-file x.pt does not exist, neither in {tmp_path} nor as a path: training starts afresh"
+    assert train(data, tmp_path, "--max-update", "1", "--restore-file", "x.pt") == 0
+    first = capsys.readouterr()
+    # At the beginning, and again at the end, where hours of lines may have followed.
+    assert first.err.count(f"warning: {warning}") == 2
+    assert "checkpoint_last.pt" not in first.err
+    assert train(data, tmp_path, "--max-update", "1", "--restore-file", "x.pt", "--log-format", "json") == 0
+    again = capsys.readouterr()
+    assert f"{tmp_path / 'checkpoint_last.pt'} of an earlier run is not read, and will be replaced" in again.err
+    assert last(tmp_path).training["progress"]["updates"] == 1
+    assert sum(warning in json.loads(line).get("warning", "") for line in again.out.splitlines()) == 2
+    assert train(data, tmp_path / "plain", "--max-update", "1") == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_a_run_has_one_beginning(data, tmp_path, capsys):
+    assert train(data, tmp_path / "a", "--max-update", "1") == 0
+    model = str(tmp_path / "a" / "checkpoint_last.pt")
+    assert train(data, tmp_path / "b", "--max-update", "1", "--finetune-from-model", model, "--restore-file", "x.pt") == 2
+    assert (f"error: --finetune-from-model {model} begins a new run with a model's weights, and --restore-file x.pt goes on "
+            "with an old one. Leave one of them out") in capsys.readouterr().err
+    missing = str(tmp_path / "a" / "no.pt")
+    assert train(data, tmp_path / "b", "--max-update", "1", "--finetune-from-model", missing) == 2
+    assert missing in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+    for updates in ("1", "2"):
+        assert train(data, tmp_path / "b", "--max-update", updates, "--finetune-from-model", model) == 0
+    assert f"checkpoint_last.pt is there: this run goes on, and {model} is not read again" in capsys.readouterr().out
+    assert last(tmp_path / "b").training["progress"]["updates"] == 2
 
 
 def test_resetting(data, tmp_path, capsys):

@@ -46,6 +46,8 @@ from lamina.train.report import Reporter
 from lamina.train.restore import (
     DEFAULT_RESTORE_FILE,
     StartingPoint,
+    check_start,
+    describe_fresh_start,
     find_restore_file,
     load_whole,
     optimizer_state,
@@ -294,10 +296,13 @@ class Run:
         if isinstance(config.model.init, AdaptiveProfiling):
             # A profile is of the weights that training begins with, whatever has been trained already.
             return None
+        check_start(saving)
         path = find_restore_file(saving)
         is_resumed = path is not None
         if not is_resumed and saving.restore_file != DEFAULT_RESTORE_FILE:
-            self.reporter.note(f"no checkpoint {saving.restore_file}: starting afresh")
+            self.reporter.warn(describe_fresh_start(saving))
+        if is_resumed and saving.finetune_from_model:
+            self.reporter.note(f"{path} is there: this run goes on, and {saving.finetune_from_model} is not read again")
         if path is None and saving.finetune_from_model:
             path = Path(saving.finetune_from_model)
         if path is None:
