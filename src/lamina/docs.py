@@ -134,7 +134,7 @@ what it leaves out takes its default, not the checkpoint's value.
 | `--reset-dataloader` | the data begins at epoch 1 |
 | `--reset-meters` | best score, patience and training time are forgotten |
 | `--restore-file FILE` of another task | its weights, and the rest afresh: `sentence_prediction` begins from `masked_lm` |
-| `--finetune-from-model FILE` | only without a checkpoint to resume: its weights, and the rest afresh; not beside `--restore-file` |
+| `--finetune-from-model FILE` | only without a checkpoint to resume: its weights alone; not beside `--restore-file` |
 
 ## A recipe instead of a long line
 

@@ -24,6 +24,11 @@ def data(tmp_path_factory):
     return str(make_data(tmp_path_factory.mktemp("train")))
 
 
+@pytest.fixture(scope="module")
+def longer_data(tmp_path_factory):
+    return str(make_data(tmp_path_factory.mktemp("longer"), num_lines=120))
+
+
 def train(data, save_dir, *flags):
     return main(["train", data, *TINY_FLAGS, "--save-dir", str(save_dir), *flags])
 
@@ -161,6 +166,36 @@ def test_a_run_has_one_beginning(data, tmp_path, capsys):
         assert train(data, tmp_path / "b", "--max-update", updates, "--finetune-from-model", model) == 0
     assert f"checkpoint_last.pt is there: this run goes on, and {model} is not read again" in capsys.readouterr().out
     assert last(tmp_path / "b").training["progress"]["updates"] == 2
+
+
+@pytest.mark.parametrize("other", [["--max-tokens", "128"], ["--seed", "7"]])
+def test_resuming_inside_an_epoch_with_other_batches_keeps_the_place_in_sentences(longer_data, tmp_path, capsys, other):
+    assert train(longer_data, tmp_path, "--max-update", "4") == 0
+    before = last(tmp_path).training["progress"]
+    assert train(longer_data, tmp_path, "--max-update", "5", *other) == 0
+    line = re.search(r"batches are not those that epoch 1 of the checkpoint had \(as with another --max-tokens or --seed\): "
+                     r"it goes on after as many pairs, (\d+) of 120, at batch (\d+) of (\d+) instead of 4; some may come twice",
+                     capsys.readouterr().out)
+    done, place, number = map(int, line.groups())
+    assert done == before["sentences_done"]
+    assert (done / 120 - 0.25) * number < place < (done / 120 + 0.25) * number + 1
+    after = last(tmp_path).training["progress"]
+    assert (after["epoch"], after["batches_done"], after["updates"]) == (1, place + 1, 5)
+    # The new batches are those that the next sitting counts.
+    assert train(longer_data, tmp_path, "--max-update", "6", *other) == 0
+    assert "batches are not those" not in capsys.readouterr().out
+
+
+def test_resuming_inside_an_epoch_on_other_data_begins_it_again(longer_data, tmp_path, capsys):
+    assert train(longer_data, tmp_path / "a", "--max-update", "4") == 0
+    other = shutil.copytree(longer_data, tmp_path / "other")
+    for path in other.glob("valid.*"):
+        shutil.copy(path, other / path.name.replace("valid", "train", 1))
+    (other / "manifest.json").unlink()
+    assert train(str(other), tmp_path / "a", "--max-update", "5") == 0
+    assert "the training data is not what epoch 1 of the checkpoint had: the epoch begins again" in capsys.readouterr().out
+    progress = last(tmp_path / "a").training["progress"]
+    assert (progress["updates"], progress["epoch"], progress["batches_done"]) == (5, 2, 0)  # one batch is all there is
 
 
 def test_resetting(data, tmp_path, capsys):

@@ -104,6 +104,7 @@ class Run:
         if start is not None and start.is_resumed:
             self.progress = restore_training(start, self.updater, config, self.reporter.note)
         self._check_same_start()
+        self._find_place()
         self.watch = Watch(self.progress, config.precision, self.updater.weights.names, self.device, self.dtype,
                            self.reporter)
         if config.validation.eval_rouge:  # also, a missing package is found out before the first epoch
@@ -347,6 +348,26 @@ class Run:
                                   f"{starts[other][0]}: they found different files. --save-dir must be one folder that all "
                                   "machines see.")
 
+    def _find_place(self) -> None:
+        """Inside an epoch, a number of batches says nothing where the batches are others than those that were counted."""
+        progress, place = self.progress, self.progress.place
+        if not progress.batches_done or not place.plan:
+            return
+        epoch, feed = progress.epoch, self.train_feed(progress.epoch)
+        if feed.is_planned_as(epoch, place):
+            return
+        done = feed.find(epoch, place)
+        if done is None:
+            self.reporter.note(f"the training data is not what epoch {epoch} of the checkpoint had: the epoch begins again")
+            progress.begin_epoch(epoch)
+            return
+        num_fitting = len(feed.corpus) - len(feed.too_long.indices)
+        self.reporter.note(f"the batches are not those that epoch {epoch} of the checkpoint had (as with another --max-tokens "
+                           f"or --seed): it goes on after as many {feed.corpus.unit}, {place.sentences} of {num_fitting}, at "
+                           f"batch {done} of {len(feed.plan(epoch))} instead of {progress.batches_done}; some may come twice "
+                           "in this epoch, and others not at all")
+        progress.batches_done = done
+
     def _first_batches(self, number: int) -> list[AnyBatch]:
         """In padded rows, whatever training makes of them: a profile does not depend on how the GPU likes its batches."""
         feed = self._feed(self.task.train_corpus(1), self.config.batches, is_shuffled=True)
@@ -354,6 +375,9 @@ class Run:
             return list(islice(batches, number))
 
     def checkpoint(self, metrics: dict[str, float]) -> Checkpoint:
+        progress = self.progress
+        if progress.batches_done:
+            progress.place = self.train_feed(progress.epoch).place(progress.epoch, progress.batches_done)
         training: dict[str, Any] = {"progress": self.progress.state(), "scale": self.updater.scale.state()}
         if self.config.saving.has_optimizer_state:
             training["optimizer"] = optimizer_state(self.updater)
