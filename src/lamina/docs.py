@@ -99,8 +99,9 @@ Training:
   `--layerdrop-draws batch` does ([LayerDrop](layerdrop.md#several-draws-an-update)).
 - **`--num-workers`** counts threads; 0 prepares batches in the main thread.
 - **Admin** (`--init-type`, of Transformer-Clinic) runs in one command: `admin` profiles, then trains. Its two steps run as they
-  are, and `profile.ratio.init` lies in `--save-dir`; no later command needs it. `adaptive*` count padding as the fork does,
-  `admin` leaves it out ([Admin](admin.md)).
+  are. `profile.ratio.init` lies in `--save-dir`, and as in the fork in the current folder, so that all seeds of a loop share
+  it; no later command needs it. `adaptive-profiling` and `adaptive` count padding as the fork does, `admin` leaves it out
+  ([Admin](admin.md)).
 
 - **Masks** never cover `<s>` and `</s>`, and a random word is never `<mask>` ([masked language models](masked-lm.md)).
 
