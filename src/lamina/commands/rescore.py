@@ -9,14 +9,13 @@ from itertools import islice
 from lamina import console
 from lamina.commands.generate import load_translator
 from lamina.config.generate import RescoreConfig
-from lamina.data.lines import count_lines, file_size, read_lines
+from lamina.data.lines import MAX_LINE_LENGTH, count_lines, file_size, read_lines
 from lamina.decode.lines import token_line
 from lamina.errors import DataError
 from lamina.text.vocabulary import EOS
 
 # Pairs in memory at a time.
 BUFFER = 10_000
-MAX_LINE_LENGTH = 1_000_000
 
 
 def run(config: RescoreConfig) -> None:

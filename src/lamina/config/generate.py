@@ -127,6 +127,8 @@ class GenerateConfig:
     search: SearchConfig = part(SearchConfig)
     output: OutputConfig = part(OutputConfig)
     prefix_size: int = flag(0, "force the first N tokens of the reference", needs="!score-reference")
+    source_text: str | None = flag(None, "source lines of the split as they were before `lamina preprocess`, from which "
+                                   "--replace-unk copies words that the dictionary lacks", metavar="FILE")
     score_reference: bool = flag(False, "score the references instead of translating: mean log-probability and each "
                                         "token's")
     is_quiet: bool = flag(False, "print the closing figures only", name="quiet")
@@ -150,6 +152,8 @@ class GenerateConfig:
               "source, then its phrases, separated by tabs.")
         check(not (self.score_reference and (self.output.has_alignment or self.output.replace_unk is not None)),
               "--score-reference translates nothing, so --print-alignment and --replace-unk have no effect. Leave them out.")
+        check(self.source_text is None or self.output.replace_unk is not None,
+              "--source-text has no effect without --replace-unk. Add it, or leave --source-text out.")
         unknown = [name for name in self.metrics if name not in METRICS]
         check(not unknown and bool(self.metrics),
               f"--metric knows {', '.join(METRICS)}, not {', '.join(unknown) or 'nothing'}.")
