@@ -196,6 +196,18 @@ def test_lines_from_a_pipe(trained, capsys, monkeypatch):
     assert [line.split("-")[0] for line in lines] == ["S", "H", "D", "P"]
 
 
+def test_interactive_and_generate_count_the_same_tokens(trained, capsys, monkeypatch):
+    data, path = trained
+    assert main(["generate", data, "--path", path, "--gen-subset", "valid", "--cpu"]) == 0
+    captured = capsys.readouterr()
+    count = re.search(r"translated 6 sentences \((\d+) tokens\)", captured.err)[1]
+    lines = captured.out.splitlines()
+    assert int(count) == sum(len(cells[0].split()) for cells in rows(lines, "P").values())  # </s> has a score too
+    sources = [cells[0] for cells in rows(lines, "S").values()]
+    found = interactive(monkeypatch, capsys, trained, "\n".join(sources) + "\n")
+    assert f"translated 6 lines ({count} tokens)" in found.err
+
+
 def test_lines_of_interactive_and_generate_are_the_same(trained, capsys, monkeypatch):
     """One writer serves both, --remove-bpe included: here its mark is a word, so that it takes something away."""
     flags = ["--print-alignment", "--remove-bpe", "THE"]

@@ -289,6 +289,38 @@ def test_pretrained_embeddings(data, tmp_path):
     torch.testing.assert_close(row, torch.full((16,), 0.5), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("metric", [[], ["--eval-bleu", "--best-checkpoint-metric", "bleu"]])
+def test_of_two_equal_scores_the_later_is_kept_and_patience_ends(data, tmp_path, monkeypatch, metric, capsys):
+    monkeypatch.setattr("lamina.train.run.validation_loss", lambda *_, **__: {"loss": 1.0, "nll_loss": 1.0, "ppl": 2.0})
+    monkeypatch.setattr("lamina.tasks.translation.corpus_bleu", lambda *_, **__: 5.0)
+    assert train(data, tmp_path, "--max-epoch", "9", "--patience", "2", *metric) == 0
+    assert "no improvement in 2 validations (--patience)" in capsys.readouterr().out
+    assert load_checkpoint(tmp_path / "checkpoint_best.pt").training["progress"]["epoch"] == 4  # as epoch 3 left it
+    assert last(tmp_path).training["progress"]["epoch"] == 4
+
+
+def test_pairs_that_are_left_out_do_not_count(longer_data, tmp_path, capsys):
+    assert train(longer_data, tmp_path, "--max-update", "1", "--max-source-positions", "6",
+                 "--skip-invalid-size-inputs-valid-test") == 0
+    lines = capsys.readouterr().out
+    left_out, total = map(int, re.search(r"(\d+) of (\d+) pairs of \S+train are longer than", lines).groups())
+    assert 0 < left_out < total == 120
+    assert re.search(rf"train: {total - left_out} pairs in \d+ batches, [\d.]+ % padding; {left_out} more are left out, "
+                     "too long$", lines, flags=re.MULTILINE)
+
+
+def test_validation_translates_as_generate_does_with_its_limits(data, tmp_path, capsys):
+    """A model that has learned nothing does not stop by itself: the limit decides what is scored."""
+    assert train(data, tmp_path, "--max-update", "1", "--eval-bleu", "--eval-tokenized-bleu", "--eval-bleu-print-samples") == 0
+    sample = re.search(r"translation: (.*)", capsys.readouterr().out)[1]
+    line = ["generate", data, "--path", str(tmp_path / "checkpoint_last.pt"), "--gen-subset", "valid", "--cpu", "--beam", "1"]
+    assert main([*line, "--max-len-a", "2", "--max-len-b", "20"]) == 0
+    found = [row.split("\t")[2] for row in capsys.readouterr().out.splitlines() if row.startswith("H-")]
+    assert sample in found
+    assert main(line) == 0
+    assert sample not in [row.split("\t")[2] for row in capsys.readouterr().out.splitlines() if row.startswith("H-")]
+
+
 # -- bad input: one line, exit code 2, nothing lost
 
 def error_of(capsys):

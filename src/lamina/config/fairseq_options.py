@@ -515,7 +515,7 @@ _TASKS = (
 # What became of values that an option had there and has not here: (option, value) -> why.
 REFUSED_VALUES: dict[tuple[str, str], str] = {
     ("print-alignment", "soft"): "an A- line names the source token that is looked at most, for each token",
-    ("init-type", "looklinear"): "it is an experiment of the fork that its paper does not use",
+    ("init-type", "looklinear"): "its mirrored feed-forward weights are not built; for deep Post-LN models there is admin",
     **{("task", task): reason for tasks, reason in _TASKS for task in tasks.split()},
 }
 

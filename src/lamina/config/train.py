@@ -133,10 +133,11 @@ class ValidationConfig:
     interval: int = flag(1, "epochs between validations", name="validate-interval", needs="!disable-validation")
     interval_updates: int = flag(0, "updates between validations, besides those at the end of epochs; 0: none",
                                  name="validate-interval-updates", needs="!disable-validation")
-    eval_bleu: bool = flag(False, "translate the validation set (greedily) and report BLEU", needs="!disable-validation",
+    eval_bleu: bool = flag(False, "translate the validation set greedily, as `lamina generate --beam 1 --max-len-a 2 "
+                                  "--max-len-b 20` does, and report BLEU", needs="!disable-validation",
                            tasks=("translation",))
-    eval_rouge: bool = flag(False, "summarize the validation set (greedily) and report ROUGE-1, 2, L and L-sum, F1 without "
-                                   "stemming; needs pip install 'lamina[rouge]'", needs="!disable-validation",
+    eval_rouge: bool = flag(False, "summarize the validation set greedily, likewise, and report ROUGE-1, 2, L and L-sum, F1 "
+                                   "without stemming; needs pip install 'lamina[rouge]'", needs="!disable-validation",
                             tasks=("translation",), paper="Lin 2004")
     remove_bpe: str | None = flag(None, "join subwords at this mark before BLEU and ROUGE: `@@ ` if given bare, "
                                         "`sentencepiece`; known by itself for data made with --subword",

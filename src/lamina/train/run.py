@@ -208,9 +208,12 @@ class Run:
         is_due = not is_epoch_end or epoch % validation.interval == 0 or self._is_validation_due() or self.why_stop()
         if is_due and not validation.is_off:
             metrics = self._validate(epoch)
+        best_before = self.progress.best
         is_best = not self.watch.is_in_doubt and self._is_best(metrics)
         if metrics:
-            self.progress.stale_validations = 0 if is_best else self.progress.stale_validations + 1
+            # An equal score is worth keeping, and no reason for more patience.
+            is_better = is_best and self.progress.best != best_before
+            self.progress.stale_validations = 0 if is_better else self.progress.stale_validations + 1
         self.progress.seconds = self._seconds()
         self.progress.is_check_pending = False
         names = self.keeper.names_due(epoch=epoch, updates=self.progress.updates, is_epoch_end=is_epoch_end, is_best=is_best)
@@ -278,10 +281,11 @@ class Run:
         return self.config.validation.best_metric in LARGER_IS_BETTER
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
+        """Of two equal scores the later one is kept, as in fairseq."""
         if not metrics:
             return False
         value, best = metrics[self.config.validation.best_metric], self.progress.best
-        is_best = math.isfinite(value) and (best is None or (value > best if self._is_maximized else value < best))
+        is_best = math.isfinite(value) and (best is None or (value >= best if self._is_maximized else value <= best))
         if is_best:
             self.progress.best = value
         return is_best
