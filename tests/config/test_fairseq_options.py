@@ -7,7 +7,7 @@ import pytest
 
 from lamina.cli import COMMANDS, load
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, REFUSED_VALUES, RETIRED, retired_for
-from lamina.config.fields import unique_leaves
+from lamina.fields import unique_leaves
 from lamina.config.parser import make_parser, parse, resolve
 from lamina.errors import ConfigError
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, NoReturn, TypeVar
 
 from lamina.config.fairseq_options import REFUSED_VALUES, Retired, retired_for
-from lamina.config.fields import (
+from lamina.fields import (
     MISSING,
     NO_VALUE,
     Leaf,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lamina.data.lines import MAX_LINE_LENGTH, read_lines
+from lamina.preprocess.line_blocks import MAX_LINE_LENGTH, read_lines
 from lamina.errors import DataError
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import Vocabulary
