@@ -7,9 +7,9 @@ import pytest
 
 from lamina.cli import COMMANDS, load
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, REFUSED_VALUES, RETIRED, retired_for
-from lamina.fields import unique_leaves
 from lamina.config.parser import make_parser, parse, resolve
 from lamina.errors import ConfigError
+from lamina.fields import unique_leaves
 
 NAMES = Path(__file__).with_name("fairseq_option_names.txt")
 

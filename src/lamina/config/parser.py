@@ -15,6 +15,9 @@ from itertools import pairwise
 from typing import Any, NoReturn, TypeVar
 
 from lamina.config.fairseq_options import REFUSED_VALUES, Retired, retired_for
+from lamina.config.presets import PRESETS, TASK_DEFAULTS, TASK_PRESETS, preset_values
+from lamina.config.yaml_file import flag_words, read_mapping
+from lamina.errors import ConfigError
 from lamina.fields import (
     MISSING,
     NO_VALUE,
@@ -27,9 +30,6 @@ from lamina.fields import (
     suggestion,
     unique_leaves,
 )
-from lamina.config.presets import PRESETS, TASK_DEFAULTS, TASK_PRESETS, preset_values
-from lamina.config.yaml_file import flag_words, read_mapping
-from lamina.errors import ConfigError
 
 T = TypeVar("T")
 

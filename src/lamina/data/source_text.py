@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lamina.preprocess.line_blocks import MAX_LINE_LENGTH, read_lines
 from lamina.errors import DataError
+from lamina.preprocess.line_blocks import MAX_LINE_LENGTH, read_lines
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import Vocabulary
 

@@ -13,8 +13,8 @@ import torch
 
 from lamina import console
 from lamina.config.train_options import ROUGE_KINDS, LogConfig, OptimizationConfig
-from lamina.errors import ConfigError
 from lamina.distributed.ranks import Ranks
+from lamina.errors import ConfigError
 from lamina.training.validate import bits_per_token
 
 
