@@ -54,7 +54,7 @@ class Adaptive(ProfiledInit):
     """Initialisation: the references' second step: Admin with the omegas of a profile."""
 
     profile: str | None = flag(None, "profile to start from; if left out, profile.ratio.init in --save-dir or the current "
-                                     "folder, else profiled as admin does", name="admin-profile", metavar="FILE")
+                                     "folder, else profiled now, padding counted", name="admin-profile", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ from lamina.text.subword import Subword, Whitespace, load_subwords
 from lamina.text.vocabulary import Vocabulary
 
 # A model that has learned little yet would babble up to any limit; a translation seldom needs twice its source's length.
+# Twice the source and 20 tokens: a model that has learned nothing yet would fill the 200 of `generate` with each sentence.
 GREEDY = SearchConfig(beam=1, max_length_factor=2.0, max_length_offset=20)
 
 

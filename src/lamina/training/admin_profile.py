@@ -27,10 +27,9 @@ def fill_omegas_(model: nn.Module, init: ProfiledInit, first_batches: Callable[[
         note(f"Admin: omegas taken from {path}: {_describe(profile)}")
     else:
         profile = measure_profile(model, first_batches(init.profile_batches), seed, note,
-                                  counts_pads=isinstance(init, AdaptiveProfiling))
+                                  counts_pads=isinstance(init, (AdaptiveProfiling, Adaptive)))
     if isinstance(init, AdaptiveProfiling):
-        write_profile(save_dir / PROFILE_NAME, profile)
-        note(f"Admin: wrote {save_dir / PROFILE_NAME}; the same line with --init-type adaptive trains with it")
+        _keep_profile(profile, save_dir, note)
     set_omegas_(model, profile)
 
 
@@ -55,6 +54,21 @@ def _describe(profile: Profile) -> str:
                      for name, ratios in profile.items())
 
 
+def _keep_profile(profile: Profile, save_dir: Path, note: Note) -> None:
+    """In the save folder, as a run's own, and in the current one, where the references' loops over seeds share it."""
+    own, shared = save_dir / PROFILE_NAME, Path(PROFILE_NAME)
+    write_profile(own, profile)
+    note(f"Admin: wrote {own}; the same line with --init-type adaptive trains with it")
+    if own.resolve() == shared.resolve():
+        return
+    try:
+        write_profile(shared, profile)
+    except DataError as error:
+        note(f"Admin: in the current folder, {error} For another --save-dir, name it: --admin-profile {own}")
+    else:
+        note(f"Admin: wrote {shared} to the current folder too, for runs there whose --save-dir has none")
+
+
 def _find_profile(init: Adaptive, save_dir: Path, note: Note) -> Path | None:
     if init.profile is not None:
         path = Path(init.profile)
@@ -66,7 +80,8 @@ def _find_profile(init: Adaptive, save_dir: Path, note: Note) -> Path | None:
         return save_dir / PROFILE_NAME
     here = Path(PROFILE_NAME)
     if not here.is_file():
-        note(f"Admin: there is no {PROFILE_NAME} in {save_dir} or the current folder: profiling now, as --init-type admin does")
+        note(f"Admin: there is no {PROFILE_NAME} in {save_dir} or the current folder: profiling now, as --init-type "
+             "adaptive-profiling does")
         return None
     note(f"Admin: no {PROFILE_NAME} in {save_dir}: taking the one in the current folder")
     return here
