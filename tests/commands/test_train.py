@@ -24,6 +24,11 @@ def data(tmp_path_factory):
     return str(make_data(tmp_path_factory.mktemp("train")))
 
 
+@pytest.fixture(scope="module")
+def longer_data(tmp_path_factory):
+    return str(make_data(tmp_path_factory.mktemp("longer"), num_lines=120))
+
+
 def train(data, save_dir, *flags):
     return main(["train", data, *TINY_FLAGS, "--save-dir", str(save_dir), *flags])
 
@@ -132,9 +137,65 @@ def test_preparing_batches_ahead_changes_nothing(data, tmp_path):
 
 
 def test_a_restore_file_that_does_not_exist_means_a_fresh_start(data, tmp_path, capsys):
-    assert train(data, tmp_path, "--max-update", "2") == 0
-    assert train(data, tmp_path, "--max-update", "2", "--restore-file", "x.pt") == 0
-    assert "no checkpoint x.pt: starting afresh" in capsys.readouterr().out
+    warning = f"--restore-file x.pt does not exist, neither in {tmp_path} nor as a path: training starts afresh"
+    assert train(data, tmp_path, "--max-update", "1", "--restore-file", "x.pt") == 0
+    first = capsys.readouterr()
+    # At the beginning, and again at the end, where hours of lines may have followed.
+    assert first.err.count(f"warning: {warning}") == 2
+    assert "checkpoint_last.pt" not in first.err
+    assert train(data, tmp_path, "--max-update", "1", "--restore-file", "x.pt", "--log-format", "json") == 0
+    again = capsys.readouterr()
+    assert f"{tmp_path / 'checkpoint_last.pt'} of an earlier run is not read, and will be replaced" in again.err
+    assert last(tmp_path).training["progress"]["updates"] == 1
+    assert sum(warning in json.loads(line).get("warning", "") for line in again.out.splitlines()) == 2
+    assert train(data, tmp_path / "plain", "--max-update", "1") == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_a_run_has_one_beginning(data, tmp_path, capsys):
+    assert train(data, tmp_path / "a", "--max-update", "1") == 0
+    model = str(tmp_path / "a" / "checkpoint_last.pt")
+    assert train(data, tmp_path / "b", "--max-update", "1", "--finetune-from-model", model, "--restore-file", "x.pt") == 2
+    assert (f"error: --finetune-from-model {model} begins a new run with a model's weights, and --restore-file x.pt goes on "
+            "with an old one. Leave one of them out") in capsys.readouterr().err
+    missing = str(tmp_path / "a" / "no.pt")
+    assert train(data, tmp_path / "b", "--max-update", "1", "--finetune-from-model", missing) == 2
+    assert missing in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+    for updates in ("1", "2"):
+        assert train(data, tmp_path / "b", "--max-update", updates, "--finetune-from-model", model) == 0
+    assert f"checkpoint_last.pt is there: this run goes on, and {model} is not read again" in capsys.readouterr().out
+    assert last(tmp_path / "b").training["progress"]["updates"] == 2
+
+
+@pytest.mark.parametrize("other", [["--max-tokens", "128"], ["--seed", "7"]])
+def test_resuming_inside_an_epoch_with_other_batches_keeps_the_place_in_sentences(longer_data, tmp_path, capsys, other):
+    assert train(longer_data, tmp_path, "--max-update", "4") == 0
+    before = last(tmp_path).training["progress"]
+    assert train(longer_data, tmp_path, "--max-update", "5", *other) == 0
+    line = re.search(r"batches are not those that epoch 1 of the checkpoint had \(as with another --max-tokens or --seed\): "
+                     r"it goes on after as many pairs, (\d+) of 120, at batch (\d+) of (\d+) instead of 4; some may come twice",
+                     capsys.readouterr().out)
+    done, place, number = map(int, line.groups())
+    assert done == before["sentences_done"]
+    assert (done / 120 - 0.25) * number < place < (done / 120 + 0.25) * number + 1
+    after = last(tmp_path).training["progress"]
+    assert (after["epoch"], after["batches_done"], after["updates"]) == (1, place + 1, 5)
+    # The new batches are those that the next sitting counts.
+    assert train(longer_data, tmp_path, "--max-update", "6", *other) == 0
+    assert "batches are not those" not in capsys.readouterr().out
+
+
+def test_resuming_inside_an_epoch_on_other_data_begins_it_again(longer_data, tmp_path, capsys):
+    assert train(longer_data, tmp_path / "a", "--max-update", "4") == 0
+    other = shutil.copytree(longer_data, tmp_path / "other")
+    for path in other.glob("valid.*"):
+        shutil.copy(path, other / path.name.replace("valid", "train", 1))
+    (other / "manifest.json").unlink()
+    assert train(str(other), tmp_path / "a", "--max-update", "5") == 0
+    assert "the training data is not what epoch 1 of the checkpoint had: the epoch begins again" in capsys.readouterr().out
+    progress = last(tmp_path / "a").training["progress"]
+    assert (progress["updates"], progress["epoch"], progress["batches_done"]) == (5, 2, 0)  # one batch is all there is
 
 
 def test_resetting(data, tmp_path, capsys):
@@ -226,6 +287,38 @@ def test_pretrained_embeddings(data, tmp_path):
     checkpoint = last(tmp_path)
     row = checkpoint.weights["source_embedding.table.weight"][checkpoint.vocabularies()[0].id("boat")]
     torch.testing.assert_close(row, torch.full((16,), 0.5), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("metric", [[], ["--eval-bleu", "--best-checkpoint-metric", "bleu"]])
+def test_of_two_equal_scores_the_later_is_kept_and_patience_ends(data, tmp_path, monkeypatch, metric, capsys):
+    monkeypatch.setattr("lamina.training.run.validation_loss", lambda *_, **__: {"loss": 1.0, "nll_loss": 1.0, "ppl": 2.0})
+    monkeypatch.setattr("lamina.tasks.translation.corpus_bleu", lambda *_, **__: 5.0)
+    assert train(data, tmp_path, "--max-epoch", "9", "--patience", "2", *metric) == 0
+    assert "no improvement in 2 validations (--patience)" in capsys.readouterr().out
+    assert load_checkpoint(tmp_path / "checkpoint_best.pt").training["progress"]["epoch"] == 4  # as epoch 3 left it
+    assert last(tmp_path).training["progress"]["epoch"] == 4
+
+
+def test_pairs_that_are_left_out_do_not_count(longer_data, tmp_path, capsys):
+    assert train(longer_data, tmp_path, "--max-update", "1", "--max-source-positions", "6",
+                 "--skip-invalid-size-inputs-valid-test") == 0
+    lines = capsys.readouterr().out
+    left_out, total = map(int, re.search(r"(\d+) of (\d+) pairs of \S+train are longer than", lines).groups())
+    assert 0 < left_out < total == 120
+    assert re.search(rf"train: {total - left_out} pairs in \d+ batches, [\d.]+ % padding; {left_out} more are left out, "
+                     "too long$", lines, flags=re.MULTILINE)
+
+
+def test_validation_translates_as_generate_does_with_its_limits(data, tmp_path, capsys):
+    """A model that has learned nothing does not stop by itself: the limit decides what is scored."""
+    assert train(data, tmp_path, "--max-update", "1", "--eval-bleu", "--eval-tokenized-bleu", "--eval-bleu-print-samples") == 0
+    sample = re.search(r"translation: (.*)", capsys.readouterr().out)[1]
+    line = ["generate", data, "--path", str(tmp_path / "checkpoint_last.pt"), "--gen-subset", "valid", "--cpu", "--beam", "1"]
+    assert main([*line, "--max-len-a", "2", "--max-len-b", "20"]) == 0
+    found = [row.split("\t")[2] for row in capsys.readouterr().out.splitlines() if row.startswith("H-")]
+    assert sample in found
+    assert main(line) == 0
+    assert sample not in [row.split("\t")[2] for row in capsys.readouterr().out.splitlines() if row.startswith("H-")]
 
 
 # -- bad input: one line, exit code 2, nothing lost

@@ -9,8 +9,7 @@ import yaml
 
 from lamina.cli import main
 from lamina.command_line import COMMANDS, load
-from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, RETIRED, retired_for
-from lamina.config.parser import make_parser, parse, resolve, spelled_out
+from lamina.config.parser import parse, resolve, spelled_out
 from lamina.config.train_options import TrainConfig
 from lamina.errors import ConfigError
 from lamina.fields import flatten
@@ -176,33 +175,6 @@ def test_presets_match_the_published_architectures():
     assert flat["transformer_wmt_en_de_big"]["attention-dropout"] == 0.1
     assert flat["transformer_iwslt_de_en"]["decoder-attention-heads"] == 4
     assert flat["transformer_wmt_en_de"] == flat["transformer"]
-
-
-# -- fairseq's options
-
-@pytest.mark.parametrize("command", FAIRSEQ_OPTIONS)
-def test_every_fairseq_option_is_implemented_an_alias_or_retired(command):
-    parser = make_parser(command, load(COMMANDS[command].config), "")
-    known = {name for action in parser._actions for name in action.option_strings}
-    retired = {f"--{option.name}" for option in retired_for(command)}
-    for name in FAIRSEQ_OPTIONS[command]:
-        option = name if name.startswith("-") else f"--{name}"
-        assert (option in known) != (option in retired), option
-    assert len(FAIRSEQ_OPTIONS[command]) == len(set(FAIRSEQ_OPTIONS[command]))
-
-
-@pytest.mark.parametrize("option", RETIRED, ids=lambda option: f"{option.command} {option.name}")
-def test_a_retired_option_says_why(option):
-    words = [f"--{option.name}", *(["1"] if option.takes_value else [])]
-    command_config = load(COMMANDS[option.command].config)
-    if option.is_refused:
-        with pytest.raises(ConfigError, match="is not supported"):
-            parse(f"lamina {option.command}", command_config, "", words)
-    else:
-        given, notices = parse(f"lamina {option.command}", command_config, "", words)
-        assert given == {}
-        assert len(notices) == 1
-        assert f"--{option.name} has no effect: " in notices[0]
 
 
 # -- help

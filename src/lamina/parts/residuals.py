@@ -119,7 +119,8 @@ class Adaptive(ProfiledInit):
 
     profile_batches: int = flag(1, _BATCHES_HELP, name="admin-profile-batches", paper="Liu et al. 2020 (Admin) §4.3")
     profile: str | None = flag(None, "profile to start from; if left out, profile.ratio.init in --save-dir or the current "
-                                     "folder, else profiled as admin does", name="admin-profile", metavar="FILE")
+                                     "folder, else profiled now, padding counted", name="admin-profile", metavar="FILE")
+    counts_pads = True
 
     def __post_init__(self) -> None:
         self.check_batches()

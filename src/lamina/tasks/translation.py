@@ -30,7 +30,7 @@ from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown, join_pie
 from lamina.text.subword import Subword, Whitespace, load_subwords
 from lamina.text.vocabulary import Vocabulary
 
-# A model that has learned little yet would babble up to any limit; a translation seldom needs twice its source's length.
+# A model that has learned little yet would fill the 200 tokens of `generate`; a translation seldom needs twice its source.
 GREEDY = SearchConfig(beam=1, max_length_factor=2.0, max_length_offset=20)
 
 

@@ -13,7 +13,7 @@ from lamina.checkpoint.format import Checkpoint, load_weights_
 from lamina.config.keep import SIDES, KeepConfig
 from lamina.config.train_options import SavingConfig, TrainConfig
 from lamina.errors import CheckpointError, DamageError
-from lamina.fields import build, flatten
+from lamina.fields import build, check, flatten
 from lamina.interop.exported_folder import is_exported
 from lamina.pruning.cut import prune_config, structure_of
 from lamina.tasks.base import Task
@@ -54,6 +54,24 @@ def pruned_config(config: TrainConfig, checkpoint: Checkpoint | None, note: Call
         return config
     # What was asked for gives way to what was done, which is what the next checkpoint has to tell.
     return build(TrainConfig, flatten(config) | flatten(KeepConfig()) | changed)
+
+
+def check_start(saving: SavingConfig) -> None:
+    """A run has one beginning. Here and not in the configuration, which an old checkpoint may hold with both."""
+    check(saving.finetune_from_model is None or saving.restore_file == DEFAULT_RESTORE_FILE,
+          f"--finetune-from-model {saving.finetune_from_model} begins a new run with a model's weights, and --restore-file "
+          f"{saving.restore_file} goes on with an old one. Leave one of them out; the same command without --restore-file goes "
+          "on by itself.")
+
+
+def describe_fresh_start(saving: SavingConfig) -> str:
+    """What a --restore-file that does not exist means: what fairseq's scripts ask for, or a slip that costs days."""
+    text = (f"--restore-file {saving.restore_file} does not exist, neither in {saving.save_dir} nor as a path: training starts "
+            "afresh, with new weights.")
+    last = Path(saving.save_dir, LAST_NAME)
+    if last.exists():
+        text += f" {last} of an earlier run is not read, and will be replaced; without --restore-file, that run goes on."
+    return text
 
 
 def find_restore_file(saving: SavingConfig) -> Path | None:
