@@ -12,10 +12,11 @@ from lamina import __version__, console
 from lamina.analysis import fusion_page
 from lamina.analysis.embeddings import aligned_words, similarity, spectrum, token_tables
 from lamina.analysis.fusion import by_frequency, fusion_weights, gates, mixes_hard, source_attention
-from lamina.analysis.masking import Judge, masks_of, measure_masks
+from lamina.analysis.masking import SURFACE, Judge, masks_of, measure_masks
 from lamina.analysis.page import PAGE_NAME, Section, open_folder, write_page
 from lamina.api import Translator
 from lamina.checkpoint.format import Checkpoint
+from lamina.checkpoint.marks import marks_of
 from lamina.commands.generate import DEFAULT_MAX_TOKENS, open_split
 from lamina.config.analyze import AnalyzedData, AnalyzeFusionConfig
 from lamina.config.parser import spelled_out
@@ -125,9 +126,11 @@ def _masking(config: AnalyzeFusionConfig, subject: Subject) -> Section:
         return translator.join_target(hide_unknown(pieces, UNKNOWN_WORD_IN_REFERENCE) if is_reference else pieces,
                                       config.remove_bpe)
 
-    masks = masks_of(subject.model)
+    is_folded = "folded" in marks_of(subject.checkpoint)
+    # In a folded model a layer's input is scaled for that layer alone: handed on past it, it would be read wrongly.
+    masks = [mask for mask in masks_of(subject.model) if not is_folded or mask.name == SURFACE]
     if not masks:
-        return fusion_page.masking_section(subject.model, None)
+        return fusion_page.masking_section(subject.model, None, is_folded=is_folded)
     bleu = Bleu(is_tokenized=isinstance(translator.subwords[1], Whitespace))
     with console.progress("masking encoder layers", (1 + len(masks)) * len(subject.examples)) as advance:
         judge = Judge(subject.model, subject.batches, beam=config.beam if config.metric == "bleu" else 0, bleu=bleu,

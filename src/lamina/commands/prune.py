@@ -104,6 +104,7 @@ def _show(rows: Sequence[tuple[Any, ...]], kept: str = "") -> None:
 
 def _write(checkpoint: Checkpoint, keep: Keep, path: Path, output: Path) -> None:
     from lamina.checkpoint.format import save_checkpoint
+    from lamina.checkpoint.marks import marks_of
     from lamina.checkpoint.prune import PRUNING_LINE, doubts, prune_checkpoint
 
     for doubt in doubts(checkpoint, keep, path):
@@ -114,7 +115,8 @@ def _write(checkpoint: Checkpoint, keep: Keep, path: Path, output: Path) -> None
         if layers is not None:
             print(f"| {side} layers {','.join(map(str, layers))} of {getattr(config, side).num_layers}")
     # What resuming needs is left out: the file is one to use, or to begin another run with.
-    small = replace(prune_checkpoint(checkpoint, keep), training={"pruned": path.name})
+    small = prune_checkpoint(checkpoint, keep)
+    small = replace(small, training={**marks_of(small), "pruned": path.name})
     print(f"| num. model params: {sum(weight.numel() for weight in small.weights.values())}")
     save_checkpoint(output, small)
     print(f"| wrote {output}")

@@ -17,6 +17,7 @@ import torch
 
 from lamina import console
 from lamina.checkpoint.format import Checkpoint
+from lamina.checkpoint.marks import marks_of
 from lamina.checkpoint.prune import prune_on_loading
 from lamina.config.batches import BatchConfig
 from lamina.config.fields import flatten
@@ -84,6 +85,7 @@ class Run:
         for stack in stacks_of(self.model).values():
             stack.recomputes = config.precision.checkpoint_activations
         self.keeper = Keeper(config.saving, self.reporter.note)
+        self._marks = {} if start is None else marks_of(start.checkpoint)
         self.progress = Progress()
         self._feeds: dict[int, Feed] = {}
         if start is None:
@@ -349,7 +351,7 @@ class Run:
             return list(islice(batches, number))
 
     def checkpoint(self, metrics: dict[str, float]) -> Checkpoint:
-        training: dict[str, Any] = {"progress": self.progress.state(), "scale": self.updater.scale.state()}
+        training: dict[str, Any] = {**self._marks, "progress": self.progress.state(), "scale": self.updater.scale.state()}
         if self.config.saving.has_optimizer_state:
             training["optimizer"] = optimizer_state(self.updater)
             training["optimizer_kind"] = flatten(self.config.optimization)["optimizer"]
