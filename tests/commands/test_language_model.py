@@ -131,6 +131,7 @@ def test_words_of_subwords(data, piece_model, capsys):
     line = f"{data}/pieces --path {piece_model} --gen-subset valid"
     by_token, out = evaluated(line, capsys)
     by_word, bpe_out = evaluated(f"{line} --remove-bpe --output-word-probs --output-word-stats", capsys)
+    assert evaluated(f"{line} --post-process subword_nmt", capsys)[0] == by_word
     text = (data / "text" / "valid.en").read_text()
     num_words = len(text.split()) + len(text.splitlines())  # </s> counts
     assert f"({num_words} words)" in out

@@ -21,6 +21,7 @@ from lamina.data.feed import Feed
 from lamina.errors import ConfigError, DataError
 from lamina.tasks import TASKS
 from lamina.tasks.translation import Translation
+from lamina.text.pieces import warn_of_joiner
 
 # Where neither limit is given.
 DEFAULT_MAX_TOKENS = 4096
@@ -40,6 +41,8 @@ def open_meter(checkpoint: Checkpoint, folder: str, config: LayerMetricConfig, p
                           "loss.")
     for side, theirs, ours in zip(checkpoint.sides, checkpoint.vocabularies(), task.vocabularies, strict=True):
         task.check_dictionary(side, theirs, ours, path)
+    if config.metric == "bleu":
+        warn_of_joiner(config.remove_bpe, task.vocabularies[1], lambda text: notice(f"warning: {text}"))
     device = torch.device("cuda" if torch.cuda.is_available() and not config.cpu else "cpu")
     limits = BatchConfig(max_tokens=config.max_tokens or (None if config.max_sentences else DEFAULT_MAX_TOKENS),
                          max_sentences=config.max_sentences)

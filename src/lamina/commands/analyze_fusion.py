@@ -30,7 +30,7 @@ from lamina.interop.loading import load_any
 from lamina.metrics.bleu import Bleu
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.tasks.translation import GREEDY
-from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown
+from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown, warn_of_joiner
 from lamina.text.subword import Whitespace
 
 
@@ -131,6 +131,7 @@ def _masking(config: AnalyzeFusionConfig, subject: Subject) -> Section:
     masks = [mask for mask in masks_of(subject.model) if not is_folded or mask.name == SURFACE]
     if not masks:
         return fusion_page.masking_section(subject.model, None, is_folded=is_folded)
+    warn_of_joiner(config.remove_bpe, translator.vocabularies[1], console.warn)
     bleu = Bleu(is_tokenized=isinstance(translator.subwords[1], Whitespace))
     with console.progress("masking encoder layers", (1 + len(masks)) * len(subject.examples)) as advance:
         judge = Judge(subject.model, subject.batches, beam=config.beam if config.metric == "bleu" else 0, bleu=bleu,

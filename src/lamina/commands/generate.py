@@ -28,6 +28,7 @@ from lamina.decode.trace import Hypothesis
 from lamina.errors import CheckpointError, DataError
 from lamina.metrics.bleu import Bleu
 from lamina.metrics.chrf_ter import Chrf, Ter
+from lamina.text.pieces import warn_of_joiner
 from lamina.train.launch import joined
 from lamina.train.ranks import Ranks
 
@@ -50,6 +51,7 @@ def _generate(config: GenerateConfig, ranks: Ranks) -> None:
                         max_source_length=translator.max_source_positions if config.data.truncate_source else None)
     numbers, examples = _fitting(config, translator, corpus)
     describer = Describer(translator.vocabularies, translator.subwords, config.output)
+    warn_of_joiner(config.output.remove_bpe, translator.vocabularies[1], console.warn)
     hypotheses, references = [], []
     started, num_tokens = time.perf_counter(), 0
     results = (_described(config, describer, translator, *found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lamina.config import joining
 from lamina.config.batches import BatchConfig, DataConfig
 from lamina.config.fields import check, flag, part, variant
 from lamina.config.keep import KeepConfig
@@ -138,9 +139,9 @@ class ValidationConfig:
     eval_rouge: bool = flag(False, "summarize the validation set (greedily) and report ROUGE-1, 2, L and L-sum, F1 without "
                                    "stemming; needs pip install 'lamina[rouge]'", needs="!disable-validation",
                             tasks=("translation",), paper="Lin 2004")
-    remove_bpe: str | None = flag(None, "join subwords at this mark before BLEU and ROUGE: `@@ ` if given bare, "
-                                        "`sentencepiece`; known by itself for data made with --subword",
-                                  name="eval-bleu-remove-bpe", metavar="[MARK]", bare_value="@@ ")
+    remove_bpe: str | None = flag(None, f"join subwords at this mark before BLEU and ROUGE: {joining.HELP}; known "
+                                        "automatically for data made with --subword",
+                                  name="eval-bleu-remove-bpe", metavar="[MARK]", bare_value=joining.BPE_MARK)
     is_tokenized: bool = flag(False, "BLEU on tokens as they stand instead of sacreBLEU's 13a", name="eval-tokenized-bleu",
                               needs="eval-bleu")
     print_samples: bool = flag(False, "show a sample translation at each validation", name="eval-bleu-print-samples")
@@ -158,6 +159,7 @@ class ValidationConfig:
               "--best-checkpoint-metric bleu needs BLEU at validation: add --eval-bleu.")
         check(self.best_metric not in ROUGE_KINDS or self.eval_rouge,
               f"--best-checkpoint-metric {self.best_metric} needs ROUGE at validation: add --eval-rouge.")
+        joining.check_joiner(self.remove_bpe, "eval-bleu-remove-bpe")
         for name, is_set in (("remove-bpe", self.remove_bpe is not None), ("print-samples", self.print_samples)):
             check(not is_set or self.eval_bleu or self.eval_rouge,
                   f"--eval-bleu-{name} has no effect without --eval-bleu or --eval-rouge. Add one, or leave it out.")

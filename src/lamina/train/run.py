@@ -36,6 +36,7 @@ from lamina.metrics.rouge import Rouge
 from lamina.nn.stack import stacks_of
 from lamina.provenance import origin
 from lamina.tasks import TASKS
+from lamina.text.pieces import warn_of_joiner
 from lamina.text.subword import subword_to_dict
 from lamina.train.keeper import LAST_NAME, Keeper
 from lamina.train.layer_drop import LayerDrop
@@ -108,6 +109,9 @@ class Run:
                            self.reporter)
         if config.validation.eval_rouge:  # also, a missing package is found out before the first epoch
             self.reporter.note(f"ROUGE at validation: {Rouge().signature(num_references=1)}")
+        if config.validation.remove_bpe is not None:
+            warn_of_joiner(config.validation.remove_bpe, self.task.vocabularies[1],
+                           lambda text: self.reporter.note(f"warning: {text}"), "eval-bleu-remove-bpe")
         self._valid_feeds = {} if config.validation.is_off else {
             split: self._valid_feed(split) for split in self.task.valid_splits}
         self.files = FilesWatch(self.task.folders, (config.data.train_subset, *self.task.valid_splits))
