@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from golden_files import GOLDEN
-from lamina.checkpoint.format import load_checkpoint
+from lamina.checkpoint.format import load_checkpoint, save_checkpoint
 from lamina.cli import main
 from lamina.train.signals import StopWish
 from tiny import TINY_FLAGS, make_data, write_text
@@ -150,6 +150,63 @@ def test_resetting(data, tmp_path, capsys):
     # The schedule alone: updates go on, the warm-up begins anew.
     assert train(data, tmp_path, "--restore-file", "start.pt", "--reset-lr-scheduler", "--max-update", str(updates + 1)) == 0
     assert last(tmp_path).training["progress"]["schedule_start"] == updates
+
+
+SMOOTHED = ["--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1"]
+
+
+@pytest.mark.parametrize(("first", "then", "words"), [
+    (["--eval-bleu", "--best-checkpoint-metric", "bleu"], [], "is forgotten: --best-checkpoint-metric was bleu and is loss"),
+    (SMOOTHED, [], "--criterion was label_smoothed_cross_entropy and is cross_entropy"),
+    (SMOOTHED, [*SMOOTHED[:-1], "0.9"], "--label-smoothing was 0.1 and is 0.9"),
+    (["--eval-bleu", "--best-checkpoint-metric", "bleu", "--eval-tokenized-bleu"],
+     ["--eval-bleu", "--best-checkpoint-metric", "bleu"], "--eval-tokenized-bleu was True and is False"),
+    ([], ["--valid-subset", "train"], "validation set was 6 pairs of "),
+    ([], ["--lr", "1e-9", "--max-tokens", "100", "--seed", "2"], ""),
+])
+def test_the_best_score_is_compared_with_others_of_its_kind(data, tmp_path, capsys, first, then, words):
+    """Otherwise a BLEU of 0, or the loss without smoothing, stays the best for ever."""
+    assert train(data, tmp_path, "--max-update", "2", *first) == 0
+    (tmp_path / "checkpoint_best.pt").unlink()
+    before = last(tmp_path).training["progress"]["best"]
+    capsys.readouterr()
+    assert train(data, tmp_path, "--max-update", "3", "--lr", "1e-9", *then) == 0
+    out, stored = capsys.readouterr().out, last(tmp_path)
+    assert words in out
+    assert ("is forgotten" in out) == bool(words)
+    progress = stored.training["progress"]
+    if words:
+        metric = progress["best_of"]["best-checkpoint-metric"]
+        assert progress["best"] == stored.metrics[metric] == last(tmp_path, "checkpoint_best.pt").metrics[metric]
+        assert progress["stale_validations"] == 0
+    else:
+        assert progress["best"] <= before
+
+
+def test_a_checkpoint_that_does_not_say_what_its_score_measured(data, tmp_path, capsys):
+    """Of a time before: its configuration does."""
+    assert train(data, tmp_path, "--max-update", "2", "--eval-bleu", "--best-checkpoint-metric", "bleu") == 0
+    old = last(tmp_path)
+    del old.training["progress"]["best_of"]
+    save_checkpoint(tmp_path / "checkpoint_last.pt", old)
+    assert train(data, tmp_path, "--max-update", "3", "--disable-validation") == 0
+    assert "is forgotten" not in capsys.readouterr().out, "nothing was validated"
+    assert train(data, tmp_path, "--max-update", "4") == 0
+    assert "is forgotten" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [["--reset-optimizer"], ["--reset-meters"], []])
+def test_the_best_score_stays_unless_a_run_of_its_own_begins(data, tmp_path, flags):
+    """As in fairseq: after --reset-optimizer, a new folder gets a checkpoint_best.pt, however bad it is."""
+    assert train(data, tmp_path / "old", "--max-update", "9", "--lr", "0.02") == 0
+    start = last(tmp_path / "old")
+    start.training["progress"] |= {"best": 0.01, "stale_validations": 3}
+    save_checkpoint(tmp_path / "start.pt", start)
+    assert train(data, tmp_path / "new", "--restore-file", str(tmp_path / "start.pt"), *flags, "--max-update", "10") == 0
+    assert (tmp_path / "new" / "checkpoint_best.pt").exists() == bool(flags)
+    progress = last(tmp_path / "new").training["progress"]
+    assert (progress["best"] == 0.01) == (not flags)
+    assert (progress["stale_validations"] >= 3) == (not flags)
 
 
 def test_finetuning_takes_weights_only(data, tmp_path, capsys):

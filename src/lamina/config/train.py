@@ -177,7 +177,7 @@ class SavingConfig:
     restore_file: str = flag("checkpoint_last.pt", "where to go on from, in --save-dir unless a path; a file that does not "
                                                    "exist means a fresh start")
     finetune_from_model: str | None = flag(None, "take the weights of this checkpoint and start everything else afresh")
-    reset_optimizer: bool = flag(False, "resume without the optimizer's state")
+    reset_optimizer: bool = flag(False, "resume without the optimizer's state, and with the best score and patience forgotten")
     reset_lr_scheduler: bool = flag(False, "resume with the learning rate's schedule begun anew")
     reset_dataloader: bool = flag(False, "resume at the start of epoch 1 of the data")
     reset_meters: bool = flag(False, "resume with the best score and patience forgotten")

@@ -18,6 +18,7 @@ from lamina.errors import CheckpointError, DamageError
 from lamina.interop.folder import is_exported
 from lamina.tasks.base import Task
 from lamina.train.keeper import LAST_NAME, earlier_checkpoints
+from lamina.train.measure import measure_of
 from lamina.train.progress import Progress
 from lamina.train.update import Updater
 
@@ -90,6 +91,8 @@ def restore_training(start: StartingPoint, updater: Updater, config: TrainConfig
     """Put the optimizer back where it was; the progress to go on with, less what the --reset flags forget."""
     saving, training = config.saving, start.checkpoint.training
     progress = Progress.from_state(training.get("progress", {}))
+    if not progress.best_of:  # files of a time before did not say it
+        progress.best_of = measure_of(start.checkpoint.config)
     if "optimizer" in training and not saving.reset_optimizer:
         kind = flatten(config.optimization)["optimizer"]
         if training["optimizer_kind"] != kind:
@@ -110,6 +113,9 @@ def restore_training(start: StartingPoint, updater: Updater, config: TrainConfig
         progress.begin_epoch(1)
     if saving.reset_meters:
         progress.forget_scores()
+    elif saving.reset_optimizer:
+        # As in fairseq: what begins a run of its own, in a folder of its own, has a best checkpoint of its own.
+        progress.forget_best()
     note(f"loaded {start.path} (epoch {progress.epoch} @ {progress.updates} updates)")
     return progress
 

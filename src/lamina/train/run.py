@@ -40,6 +40,7 @@ from lamina.text.pieces import warn_of_joiner
 from lamina.text.subword import subword_to_dict
 from lamina.train.keeper import LAST_NAME, Keeper
 from lamina.train.layer_drop import LayerDrop
+from lamina.train.measure import VALIDATED, forget_other_scores_, measure_of, size_of
 from lamina.train.profile import fill_omegas_
 from lamina.train.progress import Progress
 from lamina.train.ranks import ALONE, Ranks
@@ -114,6 +115,10 @@ class Run:
                            lambda text: self.reporter.note(f"warning: {text}"), "eval-bleu-remove-bpe")
         self._valid_feeds = {} if config.validation.is_off else {
             split: self._valid_feed(split) for split in self.task.valid_splits}
+        if self._valid_feeds:
+            deciding = next(iter(self._valid_feeds.values()))
+            forget_other_scores_(self.progress, measure_of(flatten(config)) | {VALIDATED: size_of(deciding)},
+                                 self.reporter.note)
         self.files = FilesWatch(self.task.folders, (config.data.train_subset, *self.task.valid_splits))
         if ranks.is_first:
             self.keeper.open()
