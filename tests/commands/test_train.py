@@ -15,6 +15,8 @@ import torch
 from golden_files import GOLDEN
 from lamina.checkpoint.format import load_checkpoint, save_checkpoint
 from lamina.cli import main
+from lamina.metrics.bleu import corpus_bleu
+from lamina.text.tokenizer import detokenizer
 from lamina.train.signals import StopWish
 from tiny import TINY_FLAGS, make_data, write_text
 
@@ -48,6 +50,55 @@ def test_a_run_from_start_to_end(data, tmp_path, capsys):
     assert checkpoint.training["progress"]["epoch"] == 3
     assert checkpoint.metrics.keys() == {"loss", "nll_loss", "ppl", "bleu"}
     assert "<s>" not in checkpoint.dictionaries[0]
+
+
+@pytest.fixture(scope="module")
+def tokenized(tmp_path_factory):
+    """Moses tokens, as fairseq's scripts prepare them: half of them are punctuation, which is easy to learn."""
+    folder = tmp_path_factory.mktemp("tokenized")
+    for split, seed in (("train", 0), ("valid", 1)):
+        write_text(folder / "text", 20, seed=seed, split=split)
+        for file in (folder / "text").glob(f"{split}.*"):
+            file.write_text("".join(f"it &apos;s {line} , &apos;s .\n" for line in file.read_text().splitlines()))
+    assert main(["preprocess", "-s", "en", "-t", "xx", "--trainpref", f"{folder}/text/train", "--validpref",
+                 f"{folder}/text/valid", "--destdir", str(folder / "data"), "--workers", "1", "--joined-dictionary"]) == 0
+    return str(folder / "data")
+
+
+def printed_bleu(out):
+    return float(re.findall(r"valid on 'valid' subset .* bleu ([\d.]+)", out)[-1])
+
+
+def test_bleu_of_text_that_came_tokenized(tokenized, tmp_path, capsys):
+    """13a would split &apos; in three, each a match: the figure that generate prints, of tokens or of text, is another."""
+    figures = {}
+    for name, flags in {"left out": [], "tokens": ["--eval-tokenized-bleu"], "moses": ["--eval-bleu-detok", "moses"],
+                        "13a": ["--eval-bleu-detok", "space"]}.items():
+        if name == "moses":
+            pytest.importorskip("sacremoses")
+        assert train(tokenized, tmp_path / name, "--max-update", "12", "--lr", "0.05", "--eval-bleu", *flags,
+                     "--eval-bleu-print-samples") == 0
+        out = capsys.readouterr().out
+        figures[name] = printed_bleu(out)
+        assert f"BLEU at validation: tok:{'none' if name in ('left out', 'tokens') else '13a'}" in out
+        assert ("the text looks tokenized" in out) == (name == "left out")
+        assert ("&apos;" in re.search(r"reference: .*", out)[0]) == (name != "moses")
+    assert figures["left out"] == figures["tokens"] < figures["13a"]
+    # What detokenizing both files and scoring them says.
+    assert main(["generate", tokenized, "--path", str(tmp_path / "moses" / "checkpoint_last.pt"), "--gen-subset", "valid",
+                 "--beam", "1", "--max-len-a", "2", "--max-len-b", "20"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    detokenize = detokenizer("xx")
+    texts = [[detokenize(line.split("\t")[-1]) for line in lines if line.startswith(kind)] for kind in ("H-", "T-")]
+    assert figures["moses"] == pytest.approx(corpus_bleu(*texts), abs=0.006)
+    assert figures["moses"] != pytest.approx(figures["13a"], abs=0.5)
+
+
+def test_tokens_that_are_tokenized_once_more_are_told(tokenized, tmp_path, capsys):
+    assert train(tokenized, tmp_path, "--max-update", "1") == 0
+    assert main(["generate", tokenized, "--path", str(tmp_path / "checkpoint_last.pt"), "--gen-subset", "valid", "--sacrebleu",
+                 "--quiet"]) == 0
+    assert "warning: the references look tokenized, and --sacrebleu tokenizes them once more" in capsys.readouterr().err
 
 
 def test_rouge_at_validation(data, tmp_path, capsys):

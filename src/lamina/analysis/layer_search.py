@@ -60,13 +60,14 @@ def open_meter(checkpoint: Checkpoint, folder: str, config: LayerMetricConfig, p
     return LayerMeter(model, whole_subset(depths["encoder"], depths["decoder"]), task, batches, criterion, config)
 
 
-def open_measurements(output: Path, checkpoint_path: Path, folder: str, config: LayerMetricConfig) -> Measurements:
+def open_measurements(output: Path, checkpoint_path: Path, folder: str, config: LayerMetricConfig, *,
+                      counts_tokens: bool = False) -> Measurements:
     """What was measured on these very weights and data, in a file beside the output unless another is named."""
     files = sorted(path for path in Path(folder.split(":")[0]).rglob(f"{config.subset}.*") if path.is_file())
     about: dict[str, Any] = {"checkpoint": file_digest([checkpoint_path]), "data": file_digest(files),
                              "split": config.subset, "metric": config.metric}
     if config.metric == "bleu":
-        about |= {"beam": config.beam, "remove-bpe": config.remove_bpe}
+        about |= {"beam": config.beam, "remove-bpe": config.remove_bpe, **({"tokenized": True} if counts_tokens else {})}
     return Measurements(Path(config.memory) if config.memory else output.with_name(f"{output.stem}.search.json"), about)
 
 

@@ -32,6 +32,7 @@ from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.tasks.translation import GREEDY
 from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown, warn_of_joiner
 from lamina.text.subword import Whitespace
+from lamina.text.tokenizer import looks_tokenized
 
 
 def run(config: AnalyzeFusionConfig) -> None:
@@ -132,7 +133,8 @@ def _masking(config: AnalyzeFusionConfig, subject: Subject) -> Section:
     if not masks:
         return fusion_page.masking_section(subject.model, None, is_folded=is_folded)
     warn_of_joiner(config.remove_bpe, translator.vocabularies[1], console.warn)
-    bleu = Bleu(is_tokenized=isinstance(translator.subwords[1], Whitespace))
+    references = [text_of(example.target.tolist(), is_reference=True) for example in subject.examples]
+    bleu = Bleu(is_tokenized=isinstance(translator.subwords[1], Whitespace) or looks_tokenized(references))
     with console.progress("masking encoder layers", (1 + len(masks)) * len(subject.examples)) as advance:
         judge = Judge(subject.model, subject.batches, beam=config.beam if config.metric == "bleu" else 0, bleu=bleu,
                       text_of=text_of, advance=advance)

@@ -26,9 +26,10 @@ from lamina.decode.rows import search_rows
 from lamina.decode.scoring import score_rows
 from lamina.decode.trace import Hypothesis
 from lamina.errors import CheckpointError, DataError
-from lamina.metrics.bleu import Bleu
+from lamina.metrics.bleu import TOKENIZED_TWICE, Bleu
 from lamina.metrics.chrf_ter import Chrf, Ter
 from lamina.text.pieces import warn_of_joiner
+from lamina.text.tokenizer import looks_tokenized
 from lamina.train.launch import joined
 from lamina.train.ranks import Ranks
 
@@ -236,6 +237,8 @@ def _open_output(config: GenerateConfig) -> Iterator[TextIO]:
 
 def _figures(config: GenerateConfig, hypotheses: list[str], references: list[str]) -> Iterator[str]:
     """The closing lines: a figure, then the signature to quote with it."""
+    if "bleu" in config.metrics and config.is_detokenized and looks_tokenized(references):
+        console.warn(TOKENIZED_TWICE)
     for name in config.metrics:
         metric = {"chrf": Chrf, "ter": Ter}[name]() if name != "bleu" else Bleu(is_tokenized=not config.is_detokenized)
         score = metric.corpus(hypotheses, [references])

@@ -142,6 +142,10 @@ class ValidationConfig:
     remove_bpe: str | None = flag(None, f"join subwords at this mark before BLEU and ROUGE: {joining.HELP}; known "
                                         "automatically for data made with --subword",
                                   name="eval-bleu-remove-bpe", metavar="[MARK]", bare_value=joining.BPE_MARK)
+    detokenizer: str | None = flag(None, "make text of tokens before BLEU (13a) and ROUGE: moses as its script does, undoing "
+                                         "its escapes (needs pip install 'lamina[moses]'); space leaves them as they are, for "
+                                         "text that came whole. If left out, BLEU of text that looks tokenized is of tokens",
+                                   name="eval-bleu-detok", choices=("moses", "space"))
     is_tokenized: bool = flag(False, "BLEU on tokens as they stand instead of sacreBLEU's 13a", name="eval-tokenized-bleu",
                               needs="eval-bleu")
     print_samples: bool = flag(False, "show a sample translation at each validation", name="eval-bleu-print-samples")
@@ -160,7 +164,10 @@ class ValidationConfig:
         check(self.best_metric not in ROUGE_KINDS or self.eval_rouge,
               f"--best-checkpoint-metric {self.best_metric} needs ROUGE at validation: add --eval-rouge.")
         joining.check_joiner(self.remove_bpe, "eval-bleu-remove-bpe")
-        for name, is_set in (("remove-bpe", self.remove_bpe is not None), ("print-samples", self.print_samples)):
+        check(not (self.is_tokenized and self.detokenizer == "moses"),
+              "--eval-tokenized-bleu counts tokens as they stand, and --eval-bleu-detok moses joins them. Leave one out.")
+        for name, is_set in (("remove-bpe", self.remove_bpe is not None), ("detok", self.detokenizer is not None),
+                             ("print-samples", self.print_samples)):
             check(not is_set or self.eval_bleu or self.eval_rouge,
                   f"--eval-bleu-{name} has no effect without --eval-bleu or --eval-rouge. Add one, or leave it out.")
         check(not self.is_maximized or self.best_metric in LARGER_IS_BETTER,

@@ -12,8 +12,9 @@ from lamina.train.progress import Progress
 METRIC = "best-checkpoint-metric"
 VALIDATED = "validation set"
 # The options that a metric depends on.
-_OPTIONS = {"loss": ("criterion", "label-smoothing"), "bleu": ("eval-tokenized-bleu", "eval-bleu-remove-bpe"),
-            "f1": ("f1-label",), **dict.fromkeys(ROUGE_KINDS, ("eval-bleu-remove-bpe",))}
+_OPTIONS = {"loss": ("criterion", "label-smoothing"), "f1": ("f1-label",),
+            "bleu": ("eval-tokenized-bleu", "eval-bleu-remove-bpe", "eval-bleu-detok"),
+            **dict.fromkeys(ROUGE_KINDS, ("eval-bleu-remove-bpe", "eval-bleu-detok"))}
 
 
 def measure_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,11 +32,9 @@ from lamina.data.watch import FilesWatch
 from lamina.errors import CheckpointError, DataError, StopSignal
 from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.interop.loading import load_any
-from lamina.metrics.rouge import Rouge
 from lamina.nn.stack import stacks_of
 from lamina.provenance import origin
 from lamina.tasks import TASKS
-from lamina.text.pieces import warn_of_joiner
 from lamina.text.subword import subword_to_dict
 from lamina.train.keeper import LAST_NAME, Keeper
 from lamina.train.layer_drop import LayerDrop
@@ -108,11 +106,8 @@ class Run:
         self._check_same_start()
         self.watch = Watch(self.progress, config.precision, self.updater.weights.names, self.device, self.dtype,
                            self.reporter)
-        if config.validation.eval_rouge:  # also, a missing package is found out before the first epoch
-            self.reporter.note(f"ROUGE at validation: {Rouge().signature(num_references=1)}")
-        if config.validation.remove_bpe is not None:
-            warn_of_joiner(config.validation.remove_bpe, self.task.vocabularies[1],
-                           lambda text: self.reporter.note(f"warning: {text}"), "eval-bleu-remove-bpe")
+        for line in self.task.describe_figures(config.validation):
+            self.reporter.note(line)
         self._valid_feeds = {} if config.validation.is_off else {
             split: self._valid_feed(split) for split in self.task.valid_splits}
         if self._valid_feeds:
