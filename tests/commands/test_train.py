@@ -140,6 +140,16 @@ def test_long_sources_are_cut(tmp_path, capsys, positions):
                  "--truncate-source", "--max-len-b", "5"]) == 0
     out = capsys.readouterr().out
     assert sum(line.startswith("H-") for line in out.splitlines()) == 20
+    # A reference that is too long is not cut: what cannot help is not advised.
+    short = ["--model-overrides", "{'max_target_positions': 3}"]
+    line = ["generate", folder, "--path", model, "--gen-subset", "valid"]
+    if "learned" not in positions:
+        assert main([*line, "--truncate-source", *short]) == 2
+        error = error_of(capsys)
+        assert "References are too long among them: add --skip-invalid-size-inputs-valid-test to leave them out." in error
+        assert "truncate" not in error
+    assert main(line) == 2
+    assert "Add --truncate-source, or --skip-invalid-size-inputs-valid-test" in error_of(capsys)
     assert all(len(line.split("\t")[1].split()) <= 12 for line in out.splitlines() if line.startswith("S-"))
 
 
@@ -566,9 +576,29 @@ def test_another_model_or_optimizer_than_the_checkpoints(data, tmp_path, capsys)
     assert train(data, tmp_path, "--max-update", "1") == 0
     capsys.readouterr()
     assert train(data, tmp_path, "--max-update", "2", "--encoder-layers", "2") == 2
-    assert "does not fit the model: it lacks encoder.layers.1" in error_of(capsys)
+    error = error_of(capsys)
+    assert "does not fit the model: it lacks encoder.layers.1" in error
+    assert "checkpoint_last.pt has other flags than this run: use --encoder-layers 1." in error
+    assert train(data, tmp_path / "other", "--max-update", "1", "--surfacefusion", "att", "--sf-attention-heads", "2",
+                 "--finetune-from-model", str(tmp_path / "checkpoint_last.pt")) == 2
+    assert "this run: use --surfacefusion none and leave out --sf-attention-heads." in error_of(capsys)
     assert train(data, tmp_path, "--max-update", "2", "--optimizer", "sgd") == 2
     assert "was trained with --optimizer adam, not sgd" in error_of(capsys)
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    (["--activation-fn", "gelu"], "--activation-fn relu"), (["--encoder-attention-heads", "4"], "--encoder-attention-heads 2"),
+    (["--init-type", "deepnet", "--no-scale-embedding"], "--scale-embedding --init-type default"),
+    (["--dropout", "0.3", "--max-source-positions", "99", "--encoder-layerdrop", "0.1"], "")])
+def test_weights_that_fit_another_model_too(data, tmp_path, capsys, flags, words):
+    assert train(data, tmp_path / "a", "--max-update", "1") == 0
+    assert "warning" not in capsys.readouterr().out
+    for own in (["--finetune-from-model"], ["--reset-optimizer", "--restore-file"]):
+        assert train(data, tmp_path / own[0], "--max-update", "1", *flags, *own,
+                     str(tmp_path / "a" / "checkpoint_last.pt")) == 0
+        out = capsys.readouterr().out
+        assert (f"computes something else with them. For the same model, use {words}" in out) == bool(words)
+        assert ("warning" in out) == bool(words)
 
 
 def test_sharing_needs_a_joined_dictionary(tmp_path, capsys):

@@ -170,7 +170,11 @@ def _fitting(config: GenerateConfig, translator: Translator, corpus: ParallelCor
         what = (f"{len(too_long)} of {len(corpus)} pairs of {corpus.name} are longer than {limits[0]} source or {limits[1]} "
                 f"target positions: {', '.join(map(str, too_long[:10].tolist()))}{', ...' if len(too_long) > 10 else ''}")
         if not data.skip_invalid:
-            raise DataError(f"{what}. Add --truncate-source, or --skip-invalid-size-inputs-valid-test to leave them out.")
+            skip = "--skip-invalid-size-inputs-valid-test to leave them out"
+            if (corpus.target_sizes > limits[1]).any():
+                # A reference is not cut: that would be another one.
+                raise DataError(f"{what}. References are too long among them: add {skip}.")
+            raise DataError(f"{what}. Add --truncate-source, or {skip}.")
         console.notice(f"{what}; they are left out")
     skipped = set(too_long.tolist())
     numbers = [number for number in range(len(corpus)) if number not in skipped][data.shard_id :: data.num_shards]

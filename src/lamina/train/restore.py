@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from lamina.checkpoint.format import Checkpoint, load_weights_
 from lamina.checkpoint.prune import prune_config, structure_of
+from lamina.config.differences import flags_for
 from lamina.config.fields import build, flatten
+from lamina.config.init import DefaultInit
 from lamina.config.keep import SIDES, KeepConfig
 from lamina.config.train import SavingConfig, TrainConfig
 from lamina.errors import CheckpointError, DamageError
@@ -83,8 +85,21 @@ def load_whole(path: Path, load: Callable[[Path], Checkpoint], note: Callable[[s
     raise damage
 
 
-def restore_weights_(model: nn.Module, checkpoint: Checkpoint, task: Task, path: Path) -> None:
-    load_weights_(model, task.starting_weights(model, checkpoint, path))
+def restore_weights_(model: nn.Module, checkpoint: Checkpoint, task: Task, path: Path, note: Callable[[str], None]) -> None:
+    """Weights that fit may still be of a model that computes something else with them: `note` hears of that."""
+    weights = task.starting_weights(model, checkpoint, path)
+    stored, own = checkpoint.model_config(), task.model_config
+    folded = checkpoint.training.get("folded")
+    was = f" was folded (--init-type {folded} before) and" if folded else ""
+    needed = flags_for(stored, own, is_free_included=True)
+    load_weights_(model, weights, f"The model of {path}{was} has other flags than this run: {needed}." if needed else "")
+    if checkpoint.task != task.name or not (differing := flags_for(stored, own)):
+        return
+    if folded and not isinstance(own.init, DefaultInit):
+        raise CheckpointError(f"{path} was folded: its residuals are plain, and --init-type {flatten(own)['init-type']} would "
+                              f"scale them once more. For the same model, {differing}.")
+    note(f"warning: the weights of {path} fit, but with the flags of this run the model computes something else with them. For "
+         f"the same model, {differing}")
 
 
 def restore_training(start: StartingPoint, updater: Updater, config: TrainConfig, note: Callable[[str], None]) -> Progress:

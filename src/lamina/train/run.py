@@ -91,7 +91,7 @@ class Run:
         if start is None:
             self._fill_omegas_()
         else:
-            restore_weights_(self.model, start.checkpoint, self.task, start.path)
+            restore_weights_(self.model, start.checkpoint, self.task, start.path, self.reporter.note)
             if not start.is_resumed:
                 self.reporter.note(f"weights taken from {start.path}")
         self.layer_drop = LayerDrop(config.model, config.seed, is_by_batch=optimization.layer_drop_draws == "batch")
