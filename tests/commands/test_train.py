@@ -94,6 +94,14 @@ def test_bleu_of_text_that_came_tokenized(tokenized, tmp_path, capsys):
     assert figures["moses"] != pytest.approx(figures["13a"], abs=0.5)
 
 
+def test_rouge_of_text_that_came_tokenized(tokenized, tmp_path, capsys):
+    """Its words are letters and digits: of &apos; it sees apos, in every sentence."""
+    pytest.importorskip("rouge_score")
+    for flags, is_told in (([], True), (["--eval-bleu-detok", "space"], False)):
+        assert train(tokenized, tmp_path / str(is_told), "--max-update", "1", "--eval-rouge", *flags) == 0
+        assert ("; the text looks tokenized (--eval-bleu-detok moses" in capsys.readouterr().out) == is_told
+
+
 def test_tokens_that_are_tokenized_once_more_are_told(tokenized, tmp_path, capsys):
     assert train(tokenized, tmp_path, "--max-update", "1") == 0
     assert main(["generate", tokenized, "--path", str(tmp_path / "checkpoint_last.pt"), "--gen-subset", "valid", "--sacrebleu",

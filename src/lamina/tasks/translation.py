@@ -78,7 +78,9 @@ class Translation(Task):
         yield from (f"warning: {text}" for text in said)
         self._detokenizer(config)  # complains now if sacremoses is not there
         if config.eval_rouge:
-            yield f"ROUGE at validation: {Rouge().signature(num_references=1)}"
+            why = ("; the text looks tokenized (--eval-bleu-detok moses detokenizes it)" if config.detokenizer is None
+                   and self.looks_tokenized(self.valid_splits[0], config.remove_bpe) else "")
+            yield f"ROUGE at validation: {Rouge().signature(num_references=1)}{why}"
         if config.eval_bleu:
             is_tokenized = self._counts_tokens(config)
             why = ("; the text looks tokenized, so tokens count as they stand (--eval-bleu-detok moses detokenizes it)"
