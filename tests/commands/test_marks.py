@@ -11,7 +11,7 @@ from lamina.checkpoint.format import load_checkpoint, save_checkpoint
 from lamina.checkpoint.marks import MARKS, marks_of
 from lamina.cli import COMMANDS, main
 from lamina.config.init import DefaultInit
-from lamina.interop.loading import load_any
+from lamina.interop.any_format import load_any
 from tiny import TINY_FLAGS, make_data
 
 ALL_MARKS = {"averaged": ["a.pt", "b.pt"], "pruned": "whole.pt", "folded": "admin", "from": "fairseq",

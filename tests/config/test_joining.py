@@ -2,13 +2,13 @@
 
 import pytest
 
-from lamina.config.analyze import AnalyzeFusionConfig
-from lamina.config.eval_lm import EvalLmConfig
-from lamina.config.generate import GenerateConfig, InteractiveConfig
+from lamina.config.analyze_options import AnalyzeFusionConfig
+from lamina.config.eval_lm_options import EvalLmConfig
+from lamina.config.generate_options import GenerateConfig, InteractiveConfig
 from lamina.config.joining import Joiner, joiner_of
 from lamina.config.parser import resolve
-from lamina.config.prune import PruneConfig
-from lamina.config.train import TrainConfig
+from lamina.config.prune_options import PruneConfig
+from lamina.config.train_options import TrainConfig
 from lamina.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lamina.config.fields import flatten, unique_leaves
+from lamina.fields import flatten, unique_leaves
 from lamina.config.init import OmegaInit
 from lamina.config.model import ModelConfig
 from lamina.config.parser import as_flag

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
 from lamina.checkpoint.marks import marks_of
-from lamina.checkpoint.prune import layers_as_trained
+from lamina.pruning.cut import layers_as_trained
 from lamina.config.fusion import NoSurface
 from lamina.config.init import DefaultInit, ReZeroInit
 from lamina.config.model import ModelConfig

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lamina.config.train import ROUGE_KINDS
+from lamina.config.train_options import ROUGE_KINDS
 from lamina.data.feed import Feed
-from lamina.train.progress import Progress
+from lamina.training.progress import Progress
 
 METRIC = "best-checkpoint-metric"
 VALIDATED = "validation set"
