@@ -15,9 +15,9 @@ import torch
 from golden_files import GOLDEN
 from lamina.checkpoint.format import load_checkpoint, save_checkpoint
 from lamina.cli import main
+from lamina.distributed.signals import StopWish
 from lamina.metrics.bleu import corpus_bleu
 from lamina.text.tokenizer import detokenizer
-from lamina.distributed.signals import StopWish
 from tiny import TINY_FLAGS, make_data, write_text
 
 

@@ -14,11 +14,11 @@ from torch.utils.serialization import config as torch_files
 
 from lamina.checkpoint.format import Checkpoint, load_checkpoint
 from lamina.checkpoint.marks import joined_marks, marks_of
-from lamina.pruning.cut import layers_as_trained
-from lamina.fields import flatten
 from lamina.config.keep import SIDES
 from lamina.config.model import DropoutConfig, ModelConfig
 from lamina.errors import CheckpointError
+from lamina.fields import flatten
+from lamina.pruning.cut import layers_as_trained
 
 MAX_NAMES_SHOWN, MAX_DIFFERENCES_SHOWN = 20, 4
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
 from lamina.checkpoint.marks import marks_of
-from lamina.fields import unique_leaves
 from lamina.config.train_options import TrainConfig
+from lamina.fields import unique_leaves
 
 # The options that make a model more than a plain Transformer, and the values that leave it one.
 TECHNIQUES: dict[str, tuple[Any, ...]] = {

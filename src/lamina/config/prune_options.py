@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lamina.config import joining
-from lamina.fields import REQUIRED, check, flag, flatten, part
 from lamina.config.keep import KeepConfig
+from lamina.fields import REQUIRED, check, flag, flatten, part
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
 from lamina.checkpoint.marks import marks_of
-from lamina.pruning.cut import layers_as_trained
 from lamina.config.fusion import NoSurface
 from lamina.config.init import DefaultInit, ReZeroInit
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError
 from lamina.interop.fairseq import places
 from lamina.interop.fairseq_file import MARKS_KEY
+from lamina.pruning.cut import layers_as_trained
 
 # Below 3, fairseq takes a stack for one without its last norm.
 _VERSION = 3.0
