@@ -15,7 +15,7 @@ class Progress:
     batches_done: int = 0  # of this epoch
     schedule_start: int = 0  # the update at which the learning rate's schedule began
     best: float | None = None
-    best_of: dict[str, Any] = field(default_factory=dict)  # what that score measures: train/measure.py
+    best_of: dict[str, Any] = field(default_factory=dict)  # what that score measures: training/measure.py
     stale_validations: int = 0  # since the best one
     seconds: float = 0.0  # of training, over all sittings
     # Sums over the epoch so far, so that its closing line does not depend on interruptions.
