@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
+from lamina.checkpoint.marks import marks_of
 from lamina.config.fusion_options import AttendedFusion, MeanFusion
 from lamina.config.init import DeepNet, DefaultInit, OmegaInit, ReZeroInit, ReZeroPostNorm
 from lamina.config.model import ModelConfig
@@ -77,7 +78,8 @@ def fold_checkpoint(checkpoint: Checkpoint) -> Checkpoint:
     config, weights = fold(before, checkpoint.weights)
     old_names = flatten(before).keys() - flatten(config).keys()
     flat = {name: value for name, value in (checkpoint.config | flatten(config)).items() if name not in old_names}
-    return replace(checkpoint, config=flat, weights=weights, training={"folded": checkpoint.config["init-type"]})
+    training = {**marks_of(checkpoint), "folded": checkpoint.config["init-type"]}
+    return replace(checkpoint, config=flat, weights=weights, training=training)
 
 
 def _stacks(weights: Weights) -> list[str]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
 from lamina.config.fusion_options import AttendedFusion
-from lamina.config.keep import SIDES, KeepConfig, kept_layers, record_text, was_kept
+from lamina.config.keep import SIDES, KeepConfig, kept_layers, layers_of_record, record_text, was_kept
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, ConfigError
 from lamina.fields import flatten
@@ -182,8 +182,12 @@ def prune_checkpoint(checkpoint: Checkpoint, keep: Keep) -> Checkpoint:
                                  for name, value in training["optimizer"].items()}
     if "progress" in training:
         training["progress"] = training["progress"] | _NO_SCORES
-    return replace(checkpoint, config=checkpoint.config | flatten(pruned) | _records(config, keep), weights=weights,
-                   training=training, metrics={})
+    records = _records(config, keep)
+    training.pop("layers", None)
+    if again := _layers_as_trained_of_pruned(checkpoint, keep, records):
+        training["layers"] = again
+    return replace(checkpoint, config=checkpoint.config | flatten(pruned) | records, weights=weights, training=training,
+                   metrics={})
 
 
 def _kept_moments(moments: Mapping[str, Tensor], weights: Mapping[str, Tensor], keep: Keep) -> dict[str, Tensor]:
@@ -199,6 +203,25 @@ def _kept_moments(moments: Mapping[str, Tensor], weights: Mapping[str, Tensor], 
 def _records(config: ModelConfig, keep: Keep) -> dict[str, str]:
     return {f"{side}-layers-to-keep": record_text(layers, getattr(config, side).num_layers)
             for side, layers in zip(SIDES, keep, strict=True) if layers is not None}
+
+
+def layers_as_trained(checkpoint: Checkpoint) -> dict[str, str]:
+    """By side, which layers of the model as it was trained are left: `0,2,4 of 6`; nothing of a side that was never pruned."""
+    records = {side: str(record) for side in SIDES
+               if (record := checkpoint.config.get(f"{side}-layers-to-keep")) is not None}
+    return records | checkpoint.training.get("layers", {})
+
+
+def _layers_as_trained_of_pruned(checkpoint: Checkpoint, keep: Keep, records: Mapping[str, str]) -> dict[str, str]:
+    """After pruning; only what the new records, which count the layers of the model just pruned, do not say."""
+    before = layers_as_trained(checkpoint)
+    after = dict(before)
+    for side, layers in zip(SIDES, keep, strict=True):
+        if layers is not None and side in before:
+            numbers, depth = layers_of_record(before[side], side)
+            after[side] = record_text([numbers[layer] for layer in layers], depth)
+    told = {**checkpoint.config, **records}
+    return {side: text for side, text in after.items() if told.get(f"{side}-layers-to-keep") != text}
 
 
 def structure_of(checkpoint: Checkpoint) -> dict[str, Any]:
