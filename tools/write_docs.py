@@ -130,7 +130,8 @@ what it leaves out takes its default, not the checkpoint's value.
 
 | option | what it does on resuming |
 | --- | --- |
-| `--reset-optimizer` | weights, epoch and scores stay; the optimizer, the loss scale and the count of updates begin anew |
+| `--reset-optimizer` | weights and epoch stay; optimizer, loss scale, count of updates, best score and patience begin anew |
+| another metric, criterion or validation set | the best score and patience begin anew, and a line says so |
 | `--reset-lr-scheduler` | the schedule begins at this update |
 | `--reset-dataloader` | the data begins at epoch 1 |
 | `--reset-meters` | best score, patience and training time are forgotten |

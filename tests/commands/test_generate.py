@@ -10,7 +10,7 @@ import torch
 
 from lamina.cli import main
 from lamina.nn.prepacked import can_prepack
-from tiny import TINY_FLAGS, make_data
+from tiny import TINY_FLAGS, make_data, write_text
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +206,48 @@ def test_interactive_and_generate_count_the_same_tokens(trained, capsys, monkeyp
     sources = [cells[0] for cells in rows(lines, "S").values()]
     found = interactive(monkeypatch, capsys, trained, "\n".join(sources) + "\n")
     assert f"translated 6 lines ({count} tokens)" in found.err
+
+
+@pytest.mark.parametrize("words", [["--remove-bpe"], ["--post-process", "subword_nmt"], ["--remove-bpe", "subword_nmt"]])
+def test_marks_of_pieces_by_the_names_of_fairseq(in_pieces, capsys, words):
+    """subword_nmt is a rule's name, not a mark that pieces end in."""
+    joined = generate(capsys, in_pieces, "--remove-bpe", "@@ ")
+    assert "@@" in "".join(generate(capsys, in_pieces))
+    assert "@@" not in "".join(joined)
+    assert generate(capsys, in_pieces, *words) == joined
+
+
+@pytest.fixture(scope="module")
+def in_pieces(tmp_path_factory):
+    """Text that was cut into pieces before it came: the checkpoint knows nothing of it."""
+    folder = tmp_path_factory.mktemp("pieces")
+    for split, seed in (("train", 0), ("valid", 1)):
+        write_text(folder / "text", 20, seed=seed, split=split)
+        for file in (folder / "text").glob(f"{split}.*"):
+            file.write_text(re.sub(r"(\w\w)(?=\w)", r"\1@@ ", file.read_text()))
+    assert main(["preprocess", "-s", "en", "-t", "xx", "--trainpref", f"{folder}/text/train", "--validpref",
+                 f"{folder}/text/valid", "--destdir", str(folder / "data"), "--workers", "1", "--joined-dictionary"]) == 0
+    assert main(["train", str(folder / "data"), *TINY_FLAGS, "--save-dir", str(folder / "out"), "--max-epoch", "1",
+                 "--eval-bleu", "--eval-bleu-remove-bpe", "subword_nmt", "--eval-bleu-print-samples"]) == 0
+    return str(folder / "data"), str(folder / "out" / "checkpoint_best.pt")
+
+
+def test_validation_knows_the_names_too(in_pieces, tmp_path, capsys):
+    assert main(["train", in_pieces[0], *TINY_FLAGS, "--save-dir", str(tmp_path), "--max-epoch", "1", "--eval-bleu",
+                 "--eval-bleu-remove-bpe", "subword_nmt", "--eval-bleu-print-samples"]) == 0
+    out = capsys.readouterr().out
+    assert "@@" not in re.search(r"reference: .*", out)[0]
+    assert "warning" not in out
+    assert main(["train", in_pieces[0], *TINY_FLAGS, "--save-dir", str(tmp_path), "--max-epoch", "2", "--eval-bleu",
+                 "--eval-bleu-remove-bpe", "sentencepiece"]) == 0
+    assert "warning: --eval-bleu-remove-bpe sentencepiece: no symbol of the dictionary has the mark" in capsys.readouterr().out
+
+
+def test_a_mark_that_never_occurs_is_told(trained, capsys, monkeypatch):
+    assert main(["generate", trained[0], "--path", trained[1], "--gen-subset", "valid", "--remove-bpe", "--quiet"]) == 0
+    assert capsys.readouterr().err.count("warning: --remove-bpe @@: no symbol of the dictionary has the mark @@") == 1
+    err = interactive(monkeypatch, capsys, trained, "the boat\nthe moon\n", "--remove-bpe", "--buffer-size", "1").err
+    assert err.count("no symbol of the dictionary has the mark @@") == 1
 
 
 def test_lines_of_interactive_and_generate_are_the_same(trained, capsys, monkeypatch):

@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from golden_files import GOLDEN
-from lamina.checkpoint.format import load_checkpoint
+from lamina.checkpoint.format import load_checkpoint, save_checkpoint
 from lamina.cli import main
 from lamina.distributed.signals import StopWish
+from lamina.metrics.bleu import corpus_bleu
+from lamina.text.tokenizer import detokenizer
 from tiny import TINY_FLAGS, make_data, write_text
 
 
@@ -53,6 +55,63 @@ def test_a_run_from_start_to_end(data, tmp_path, capsys):
     assert checkpoint.training["progress"]["epoch"] == 3
     assert checkpoint.metrics.keys() == {"loss", "nll_loss", "ppl", "bleu"}
     assert "<s>" not in checkpoint.dictionaries[0]
+
+
+@pytest.fixture(scope="module")
+def tokenized(tmp_path_factory):
+    """Moses tokens, as fairseq's scripts prepare them: half of them are punctuation, which is easy to learn."""
+    folder = tmp_path_factory.mktemp("tokenized")
+    for split, seed in (("train", 0), ("valid", 1)):
+        write_text(folder / "text", 20, seed=seed, split=split)
+        for file in (folder / "text").glob(f"{split}.*"):
+            file.write_text("".join(f"it &apos;s {line} , &apos;s .\n" for line in file.read_text().splitlines()))
+    assert main(["preprocess", "-s", "en", "-t", "xx", "--trainpref", f"{folder}/text/train", "--validpref",
+                 f"{folder}/text/valid", "--destdir", str(folder / "data"), "--workers", "1", "--joined-dictionary"]) == 0
+    return str(folder / "data")
+
+
+def printed_bleu(out):
+    return float(re.findall(r"valid on 'valid' subset .* bleu ([\d.]+)", out)[-1])
+
+
+def test_bleu_of_text_that_came_tokenized(tokenized, tmp_path, capsys):
+    """13a would split &apos; in three, each a match: the figure that generate prints, of tokens or of text, is another."""
+    figures = {}
+    for name, flags in {"left out": [], "tokens": ["--eval-tokenized-bleu"], "moses": ["--eval-bleu-detok", "moses"],
+                        "13a": ["--eval-bleu-detok", "space"]}.items():
+        if name == "moses":
+            pytest.importorskip("sacremoses")
+        assert train(tokenized, tmp_path / name, "--max-update", "12", "--lr", "0.05", "--eval-bleu", *flags,
+                     "--eval-bleu-print-samples") == 0
+        out = capsys.readouterr().out
+        figures[name] = printed_bleu(out)
+        assert f"BLEU at validation: tok:{'none' if name in ('left out', 'tokens') else '13a'}" in out
+        assert ("the text looks tokenized" in out) == (name == "left out")
+        assert ("&apos;" in re.search(r"reference: .*", out)[0]) == (name != "moses")
+    assert figures["left out"] == figures["tokens"] < figures["13a"]
+    # What detokenizing both files and scoring them says.
+    assert main(["generate", tokenized, "--path", str(tmp_path / "moses" / "checkpoint_last.pt"), "--gen-subset", "valid",
+                 "--beam", "1", "--max-len-a", "2", "--max-len-b", "20"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    detokenize = detokenizer("xx")
+    texts = [[detokenize(line.split("\t")[-1]) for line in lines if line.startswith(kind)] for kind in ("H-", "T-")]
+    assert figures["moses"] == pytest.approx(corpus_bleu(*texts), abs=0.006)
+    assert figures["moses"] != pytest.approx(figures["13a"], abs=0.5)
+
+
+def test_rouge_of_text_that_came_tokenized(tokenized, tmp_path, capsys):
+    """Its words are letters and digits: of &apos; it sees apos, in every sentence."""
+    pytest.importorskip("rouge_score")
+    for flags, is_told in (([], True), (["--eval-bleu-detok", "space"], False)):
+        assert train(tokenized, tmp_path / str(is_told), "--max-update", "1", "--eval-rouge", *flags) == 0
+        assert ("; the text looks tokenized (--eval-bleu-detok moses" in capsys.readouterr().out) == is_told
+
+
+def test_tokens_that_are_tokenized_once_more_are_told(tokenized, tmp_path, capsys):
+    assert train(tokenized, tmp_path, "--max-update", "1") == 0
+    assert main(["generate", tokenized, "--path", str(tmp_path / "checkpoint_last.pt"), "--gen-subset", "valid", "--sacrebleu",
+                 "--quiet"]) == 0
+    assert "warning: the references look tokenized, and --sacrebleu tokenizes them once more" in capsys.readouterr().err
 
 
 def test_rouge_at_validation(data, tmp_path, capsys):
@@ -94,6 +153,16 @@ def test_long_sources_are_cut(tmp_path, capsys, positions):
                  "--truncate-source", "--max-len-b", "5"]) == 0
     out = capsys.readouterr().out
     assert sum(line.startswith("H-") for line in out.splitlines()) == 20
+    # A reference that is too long is not cut: what cannot help is not advised.
+    short = ["--model-overrides", "{'max_target_positions': 3}"]
+    line = ["generate", folder, "--path", model, "--gen-subset", "valid"]
+    if "learned" not in positions:
+        assert main([*line, "--truncate-source", *short]) == 2
+        error = error_of(capsys)
+        assert "References are too long among them: add --skip-invalid-size-inputs-valid-test to leave them out." in error
+        assert "truncate" not in error
+    assert main(line) == 2
+    assert "Add --truncate-source, or --skip-invalid-size-inputs-valid-test" in error_of(capsys)
     assert all(len(line.split("\t")[1].split()) <= 12 for line in out.splitlines() if line.startswith("S-"))
 
 
@@ -211,6 +280,63 @@ def test_resetting(data, tmp_path, capsys):
     # The schedule alone: updates go on, the warm-up begins anew.
     assert train(data, tmp_path, "--restore-file", "start.pt", "--reset-lr-scheduler", "--max-update", str(updates + 1)) == 0
     assert last(tmp_path).training["progress"]["schedule_start"] == updates
+
+
+SMOOTHED = ["--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1"]
+
+
+@pytest.mark.parametrize(("first", "then", "words"), [
+    (["--eval-bleu", "--best-checkpoint-metric", "bleu"], [], "is forgotten: --best-checkpoint-metric was bleu and is loss"),
+    (SMOOTHED, [], "--criterion was label_smoothed_cross_entropy and is cross_entropy"),
+    (SMOOTHED, [*SMOOTHED[:-1], "0.9"], "--label-smoothing was 0.1 and is 0.9"),
+    (["--eval-bleu", "--best-checkpoint-metric", "bleu", "--eval-tokenized-bleu"],
+     ["--eval-bleu", "--best-checkpoint-metric", "bleu"], "--eval-tokenized-bleu was True and is False"),
+    ([], ["--valid-subset", "train"], "validation set was 6 pairs of "),
+    ([], ["--lr", "1e-9", "--max-tokens", "100", "--seed", "2"], ""),
+])
+def test_the_best_score_is_compared_with_others_of_its_kind(data, tmp_path, capsys, first, then, words):
+    """Otherwise a BLEU of 0, or the loss without smoothing, stays the best for ever."""
+    assert train(data, tmp_path, "--max-update", "2", *first) == 0
+    (tmp_path / "checkpoint_best.pt").unlink()
+    before = last(tmp_path).training["progress"]["best"]
+    capsys.readouterr()
+    assert train(data, tmp_path, "--max-update", "3", "--lr", "1e-9", *then) == 0
+    out, stored = capsys.readouterr().out, last(tmp_path)
+    assert words in out
+    assert ("is forgotten" in out) == bool(words)
+    progress = stored.training["progress"]
+    if words:
+        metric = progress["best_of"]["best-checkpoint-metric"]
+        assert progress["best"] == stored.metrics[metric] == last(tmp_path, "checkpoint_best.pt").metrics[metric]
+        assert progress["stale_validations"] == 0
+    else:
+        assert progress["best"] <= before
+
+
+def test_a_checkpoint_that_does_not_say_what_its_score_measured(data, tmp_path, capsys):
+    """Of a time before: its configuration does."""
+    assert train(data, tmp_path, "--max-update", "2", "--eval-bleu", "--best-checkpoint-metric", "bleu") == 0
+    old = last(tmp_path)
+    del old.training["progress"]["best_of"]
+    save_checkpoint(tmp_path / "checkpoint_last.pt", old)
+    assert train(data, tmp_path, "--max-update", "3", "--disable-validation") == 0
+    assert "is forgotten" not in capsys.readouterr().out, "nothing was validated"
+    assert train(data, tmp_path, "--max-update", "4") == 0
+    assert "is forgotten" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [["--reset-optimizer"], ["--reset-meters"], []])
+def test_the_best_score_stays_unless_a_run_of_its_own_begins(data, tmp_path, flags):
+    """As in fairseq: after --reset-optimizer, a new folder gets a checkpoint_best.pt, however bad it is."""
+    assert train(data, tmp_path / "old", "--max-update", "9", "--lr", "0.02") == 0
+    start = last(tmp_path / "old")
+    start.training["progress"] |= {"best": 0.01, "stale_validations": 3}
+    save_checkpoint(tmp_path / "start.pt", start)
+    assert train(data, tmp_path / "new", "--restore-file", str(tmp_path / "start.pt"), *flags, "--max-update", "10") == 0
+    assert (tmp_path / "new" / "checkpoint_best.pt").exists() == bool(flags)
+    progress = last(tmp_path / "new").training["progress"]
+    assert (progress["best"] == 0.01) == (not flags)
+    assert (progress["stale_validations"] >= 3) == (not flags)
 
 
 def test_finetuning_takes_weights_only(data, tmp_path, capsys):
@@ -551,9 +677,29 @@ def test_another_model_or_optimizer_than_the_checkpoints(data, tmp_path, capsys)
     assert train(data, tmp_path, "--max-update", "1") == 0
     capsys.readouterr()
     assert train(data, tmp_path, "--max-update", "2", "--encoder-layers", "2") == 2
-    assert "does not fit the model: it lacks encoder.layers.1" in error_of(capsys)
+    error = error_of(capsys)
+    assert "does not fit the model: it lacks encoder.layers.1" in error
+    assert "checkpoint_last.pt has other flags than this run: use --encoder-layers 1." in error
+    assert train(data, tmp_path / "other", "--max-update", "1", "--surfacefusion", "att", "--sf-attention-heads", "2",
+                 "--finetune-from-model", str(tmp_path / "checkpoint_last.pt")) == 2
+    assert "this run: use --surfacefusion none and leave out --sf-attention-heads." in error_of(capsys)
     assert train(data, tmp_path, "--max-update", "2", "--optimizer", "sgd") == 2
     assert "was trained with --optimizer adam, not sgd" in error_of(capsys)
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    (["--activation-fn", "gelu"], "--activation-fn relu"), (["--encoder-attention-heads", "4"], "--encoder-attention-heads 2"),
+    (["--init-type", "deepnet", "--no-scale-embedding"], "--scale-embedding --init-type default"),
+    (["--dropout", "0.3", "--max-source-positions", "99", "--encoder-layerdrop", "0.1"], "")])
+def test_weights_that_fit_another_model_too(data, tmp_path, capsys, flags, words):
+    assert train(data, tmp_path / "a", "--max-update", "1") == 0
+    assert "warning" not in capsys.readouterr().out
+    for own in (["--finetune-from-model"], ["--reset-optimizer", "--restore-file"]):
+        assert train(data, tmp_path / own[0], "--max-update", "1", *flags, *own,
+                     str(tmp_path / "a" / "checkpoint_last.pt")) == 0
+        out = capsys.readouterr().out
+        assert (f"computes something else with them. For the same model, use {words}" in out) == bool(words)
+        assert ("warning" in out) == bool(words)
 
 
 def test_sharing_needs_a_joined_dictionary(tmp_path, capsys):

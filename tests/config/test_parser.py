@@ -89,6 +89,9 @@ def test_a_missing_recipe():
     (["--optimizer", "sgd", "--adam-betas", "(0.9, 0.98)"], "has no effect with --optimizer sgd"),
     (["--label-smoothing", "0.1"], "belongs to --criterion label_smoothed_cross_entropy"),
     (["--eval-bleu-print-samples"], "without --eval-bleu"),
+    (["--eval-bleu-detok", "moses"], "without --eval-bleu"),
+    (["--eval-bleu", "--eval-bleu-detok", "nltk"], "moses, space"),
+    (["--eval-bleu", "--eval-tokenized-bleu", "--eval-bleu-detok", "moses"], "Leave one out"),
     (["--patience", "3", "--disable-validation"], "together with --disable-validation"),
     (["--fp16", "--bf16"], "exclude each other"),
     (["--dropout", "1.5"], r"must lie in \[0, 1\)"),
@@ -129,11 +132,12 @@ def test_bad_flags_are_one_line(words, message, capsys):
 
 
 def test_the_line_that_later_releases_of_fairseq_recommend():
-    _, notices = parse("lamina train", TrainConfig, "", shlex.split(
+    config, notices = parse("lamina train", TrainConfig, "", shlex.split(
         """DATA --eval-bleu --eval-bleu-args '{"beam": 5, "max_len_a": 1.2}' --eval-bleu-detok moses --eval-bleu-remove-bpe
         --eval-bleu-print-samples --best-checkpoint-metric bleu --maximize-best-checkpoint-metric --keep-best-checkpoints 5"""))
     assert sorted(notice.split(" ")[0] for notice in notices) == [
-        "--eval-bleu-args", "--eval-bleu-detok", "--keep-best-checkpoints"]
+        "--eval-bleu-args", "--keep-best-checkpoints"]
+    assert (config["eval-bleu-detok"], config["eval-bleu-remove-bpe"]) == ("moses", "@@ ")
 
 
 def test_data_and_a_limit_are_required(capsys):

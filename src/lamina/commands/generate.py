@@ -29,8 +29,10 @@ from lamina.decode.source_text import SourceText
 from lamina.distributed.launch import joined
 from lamina.distributed.ranks import Ranks
 from lamina.errors import CheckpointError, DataError
-from lamina.metrics.bleu import Bleu
+from lamina.metrics.bleu import TOKENIZED_TWICE, Bleu
 from lamina.metrics.chrf_ter import Chrf, Ter
+from lamina.text.pieces import warn_of_joiner
+from lamina.text.tokenizer import looks_tokenized
 from lamina.text.vocabulary import UNK
 
 # As in the references, where neither limit is given.
@@ -52,6 +54,7 @@ def _generate(config: GenerateConfig, ranks: Ranks) -> None:
                         max_source_length=translator.max_source_positions if config.data.truncate_source else None)
     numbers, examples = _fitting(config, translator, corpus)
     describer = Describer(translator.vocabularies, translator.subwords, config.output)
+    warn_of_joiner(config.output.remove_bpe, translator.vocabularies[1], console.warn)
     source_text = None
     if config.source_text is not None:
         source_text = SourceText(config.source_text, corpus.name, len(corpus), translator.subwords[0],
@@ -184,7 +187,11 @@ def _fitting(config: GenerateConfig, translator: Translator, corpus: ParallelCor
         what = (f"{len(too_long)} of {len(corpus)} pairs of {corpus.name} are longer than {limits[0]} source or {limits[1]} "
                 f"target positions: {', '.join(map(str, too_long[:10].tolist()))}{', ...' if len(too_long) > 10 else ''}")
         if not data.skip_invalid:
-            raise DataError(f"{what}. Add --truncate-source, or --skip-invalid-size-inputs-valid-test to leave them out.")
+            skip = "--skip-invalid-size-inputs-valid-test to leave them out"
+            if (corpus.target_sizes > limits[1]).any():
+                # A reference is not cut: that would be another one.
+                raise DataError(f"{what}. References are too long among them: add {skip}.")
+            raise DataError(f"{what}. Add --truncate-source, or {skip}.")
         console.notice(f"{what}; they are left out")
     skipped = set(too_long.tolist())
     numbers = [number for number in range(len(corpus)) if number not in skipped][data.shard_id :: data.num_shards]
@@ -251,6 +258,8 @@ def _open_output(config: GenerateConfig) -> Iterator[TextIO]:
 
 def _figures(config: GenerateConfig, hypotheses: list[str], references: list[str]) -> Iterator[str]:
     """The closing lines: a figure, then the signature to quote with it."""
+    if "bleu" in config.metrics and config.is_detokenized and looks_tokenized(references):
+        console.warn(TOKENIZED_TWICE)
     for name in config.metrics:
         metric = {"chrf": Chrf, "ter": Ter}[name]() if name != "bleu" else Bleu(is_tokenized=not config.is_detokenized)
         score = metric.corpus(hypotheses, [references])

@@ -484,8 +484,8 @@ RETIRED: tuple[Retired, ...] = (
     *_retire("interactive", "use `lamina rescore`", flags="score-reference", is_refused=True),
     *_retire("interactive", "use --too-long truncate, which is the default", flags="truncate-source"),
     # Of releases after 0.9, on lines that many people paste.
-    *_retire("train", "validation translates greedily, and BLEU is of the texts as --eval-bleu-remove-bpe joins them",
-             values="eval-bleu-args eval-bleu-detok eval-bleu-detok-args"),
+    *_retire("train", "validation translates greedily", values="eval-bleu-args"),
+    *_retire("train", "the detokenizer is that of the target language", values="eval-bleu-detok-args"),
     *_retire("train", "one best checkpoint is kept, checkpoint_best.pt; --keep-last-epochs keeps several",
              values="keep-best-checkpoints"),
     *_retire("train", "figures go to the log and to --tensorboard-logdir", flags="azureml-logging", values="wandb-project"),

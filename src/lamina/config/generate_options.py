@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import Any
 
+from lamina.config import joining
 from lamina.config.keep import KeepConfig
 from lamina.config.search_options import SearchConfig
 from lamina.errors import ConfigError
@@ -70,12 +71,15 @@ class ModelFiles:
 class OutputConfig:
     """Output."""
 
-    remove_bpe: str | None = flag(None, "join subwords at this mark: `@@ ` if given bare, or `sentencepiece`",
-                                  metavar="[MARK]", bare_value="@@ ", aliases=("post-process",))
+    remove_bpe: str | None = flag(None, f"join subwords at this mark: {joining.HELP}", metavar="[MARK]",
+                                  bare_value=joining.BPE_MARK, aliases=("post-process",))
     alignment: str | None = flag(None, "print which source token each target token looks at most (A- lines)",
                                  name="print-alignment", choices=("hard",), bare_value="hard", metavar="[hard]")
     replace_unk: str | None = flag(None, "put the source word that an <unk> looks at most in its place; with a FILE of "
                                          "`source target` lines, its translation", metavar="[FILE]", bare_value="")
+
+    def __post_init__(self) -> None:
+        joining.check_joiner(self.remove_bpe)
 
     @property
     def has_alignment(self) -> bool:

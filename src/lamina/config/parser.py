@@ -224,12 +224,16 @@ def spelled_out(prog: str, config: Any) -> str:
             continue
         if leaf.info.positional:
             words.append(shlex.quote(str(value)))
-        elif leaf.is_bool:
-            flags.append(f"--{'' if value else 'no-'}{leaf.name}")
         else:
-            if leaf.info.is_list:
-                flags.append(f"--{leaf.name} {shlex.join(map(str, value))}")
-                continue
-            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            flags.append(f"--{leaf.name}={shlex.quote(text)}" if text.startswith("-") else f"--{leaf.name} {shlex.quote(text)}")
+            flags.append(as_flag(leaf, value))
     return " ".join((*words, *flags))
+
+
+def as_flag(leaf: Leaf, value: Any) -> str:
+    """What to type for a value of the flat form."""
+    if leaf.is_bool:
+        return f"--{'' if value else 'no-'}{leaf.name}"
+    if leaf.info.is_list:
+        return f"--{leaf.name} {shlex.join(map(str, value))}"
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return f"--{leaf.name}={shlex.quote(text)}" if text.startswith("-") else f"--{leaf.name} {shlex.quote(text)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lamina.config import joining
 from lamina.config.batches import BatchConfig, DataConfig
 from lamina.config.keep import KeepConfig
 from lamina.config.model import ModelConfig
@@ -95,9 +96,13 @@ class ValidationConfig:
     eval_rouge: bool = flag(False, "summarize the validation set greedily, likewise, and report ROUGE-1, 2, L and L-sum, F1 "
                                    "without stemming; needs pip install 'lamina[rouge]'", needs="!disable-validation",
                             wants=(PAIRS,), paper="Lin 2004")
-    remove_bpe: str | None = flag(None, "join subwords at this mark before BLEU and ROUGE: `@@ ` if given bare, "
-                                        "`sentencepiece`; known by itself for data made with --subword",
-                                  name="eval-bleu-remove-bpe", metavar="[MARK]", bare_value="@@ ")
+    remove_bpe: str | None = flag(None, f"join subwords at this mark before BLEU and ROUGE: {joining.HELP}; known "
+                                        "automatically for data made with --subword",
+                                  name="eval-bleu-remove-bpe", metavar="[MARK]", bare_value=joining.BPE_MARK)
+    detokenizer: str | None = flag(None, "make text of tokens before BLEU (13a) and ROUGE: moses as its script does, undoing "
+                                         "its escapes (needs pip install 'lamina[moses]'); space leaves them as they are, for "
+                                         "text that came whole. If left out, BLEU of text that looks tokenized is of tokens",
+                                   name="eval-bleu-detok", choices=("moses", "space"))
     is_tokenized: bool = flag(False, "BLEU on tokens as they stand instead of sacreBLEU's 13a", name="eval-tokenized-bleu",
                               needs="eval-bleu")
     print_samples: bool = flag(False, "show a sample translation at each validation", name="eval-bleu-print-samples")
@@ -115,7 +120,11 @@ class ValidationConfig:
               "--best-checkpoint-metric bleu needs BLEU at validation: add --eval-bleu.")
         check(self.best_metric not in ROUGE_KINDS or self.eval_rouge,
               f"--best-checkpoint-metric {self.best_metric} needs ROUGE at validation: add --eval-rouge.")
-        for name, is_set in (("remove-bpe", self.remove_bpe is not None), ("print-samples", self.print_samples)):
+        joining.check_joiner(self.remove_bpe, "eval-bleu-remove-bpe")
+        check(not (self.is_tokenized and self.detokenizer == "moses"),
+              "--eval-tokenized-bleu counts tokens as they stand, and --eval-bleu-detok moses joins them. Leave one out.")
+        for name, is_set in (("remove-bpe", self.remove_bpe is not None), ("detok", self.detokenizer is not None),
+                             ("print-samples", self.print_samples)):
             check(not is_set or self.eval_bleu or self.eval_rouge,
                   f"--eval-bleu-{name} has no effect without --eval-bleu or --eval-rouge. Add one, or leave it out.")
         check(not self.is_maximized or self.best_metric in LARGER_IS_BETTER,
@@ -133,7 +142,7 @@ class SavingConfig:
                                                    "exist means a fresh start, with a warning")
     finetune_from_model: str | None = flag(None, "take the weights of this checkpoint and start everything else afresh; the "
                                                   "same command then goes on from checkpoint_last.pt")
-    reset_optimizer: bool = flag(False, "resume without the optimizer's state")
+    reset_optimizer: bool = flag(False, "resume without the optimizer's state, and with the best score and patience forgotten")
     reset_lr_scheduler: bool = flag(False, "resume with the learning rate's schedule begun anew")
     reset_dataloader: bool = flag(False, "resume at the start of epoch 1 of the data")
     reset_meters: bool = flag(False, "resume with the best score and patience forgotten")

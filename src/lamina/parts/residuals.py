@@ -46,6 +46,10 @@ class DefaultInit(Residual):
 class OmegaInit(Residual):
     """omega * x + f(x): Admin (Liu et al. 2020), however its omegas are found."""
 
+    @property
+    def computes_as(self) -> str:
+        return "omega"
+
     def check(self, pre_norm_sides: Sequence[str]) -> None:
         check(not pre_norm_sides,
               "Admin's omega balances shortcut and branch ahead of Post-LN's norm; Pre-LN never normalises their sum, so omega "

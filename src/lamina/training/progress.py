@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from lamina.data.feed import Place
@@ -20,6 +20,7 @@ class Progress:
     sentences_done: int = 0
     schedule_start: int = 0  # the update at which the learning rate's schedule began
     best: float | None = None
+    best_of: dict[str, Any] = field(default_factory=dict)  # what that score measures: training/measure.py
     stale_validations: int = 0  # since the best one
     seconds: float = 0.0  # of training, over all sittings
     # Sums over the epoch so far, so that its closing line does not depend on interruptions.
@@ -43,7 +44,11 @@ class Progress:
         self.corpus, self.plan, self.sentences_done = place
 
     def forget_scores(self) -> None:
-        self.best, self.stale_validations, self.seconds = None, 0, 0.0
+        self.forget_best()
+        self.seconds = 0.0
+
+    def forget_best(self) -> None:
+        self.best, self.stale_validations = None, 0
 
     def state(self) -> dict[str, Any]:
         return asdict(self)

@@ -17,6 +17,7 @@ import torch
 
 from lamina import console
 from lamina.checkpoint.format import Checkpoint
+from lamina.checkpoint.marks import marks_of
 from lamina.config.batches import BatchConfig
 from lamina.config.train_options import LARGER_IS_BETTER, TrainConfig
 from lamina.data.batching import AnyBatch
@@ -31,7 +32,6 @@ from lamina.errors import CheckpointError, DataError, StopSignal
 from lamina.fields import flatten
 from lamina.interop.any_format import load_any
 from lamina.interop.fairseq_file import DictionaryPlaces
-from lamina.metrics.rouge import Rouge
 from lamina.nn.stack import stacks_of
 from lamina.parts.contracts import Beginning, Rates
 from lamina.provenance import origin
@@ -40,6 +40,7 @@ from lamina.text.subword import subword_to_dict
 from lamina.training.divergence import DivergenceWatch
 from lamina.training.keeper import LAST_NAME, Keeper
 from lamina.training.layer_drop import LayerDrop
+from lamina.training.measure import VALIDATED, forget_other_scores_, measure_of, size_of
 from lamina.training.progress import Progress
 from lamina.training.report import Reporter
 from lamina.training.restore import (
@@ -81,12 +82,13 @@ class Run:
         for stack in stacks_of(self.model).values():
             stack.recomputes = config.precision.checkpoint_activations
         self.keeper = Keeper(config.saving, self.reporter.note)
+        self._marks = {} if start is None else marks_of(start.checkpoint)
         self.progress = Progress()
         self._feeds: dict[int, Feed] = {}
         if start is None:
             self._begin_()
         else:
-            restore_weights_(self.model, start.checkpoint, self.task, start.path)
+            restore_weights_(self.model, start.checkpoint, self.task, start.path, self.reporter.note)
             if not start.is_resumed:
                 self.reporter.note(f"weights taken from {start.path}")
         self.layer_drop = LayerDrop(config.model, config.seed, is_by_batch=optimization.layer_drop_draws == "batch")
@@ -102,10 +104,14 @@ class Run:
         self._find_place()
         self.watch = DivergenceWatch(self.progress, config.precision, self.updater.weights.names, self.device, self.dtype,
                            self.reporter)
-        if config.validation.eval_rouge:  # also, a missing package is found out before the first epoch
-            self.reporter.note(f"ROUGE at validation: {Rouge().signature(num_references=1)}")
+        for line in self.task.describe_figures(config.validation):
+            self.reporter.note(line)
         self._valid_feeds = {} if config.validation.is_off else {
             split: self._valid_feed(split) for split in self.task.valid_splits}
+        if self._valid_feeds:
+            deciding = next(iter(self._valid_feeds.values()))
+            forget_other_scores_(self.progress, measure_of(flatten(config)) | {VALIDATED: size_of(deciding)},
+                                 self.reporter.note)
         self.files = FileGuard(self.task.folders, (config.data.train_subset, *self.task.valid_splits))
         if ranks.is_first:
             self.keeper.open()
@@ -376,7 +382,7 @@ class Run:
         progress = self.progress
         if progress.batches_done:
             progress.place = self.train_feed(progress.epoch).place(progress.epoch, progress.batches_done)
-        training: dict[str, Any] = {"progress": self.progress.state(), "scale": self.updater.scale.state()}
+        training: dict[str, Any] = {**self._marks, "progress": self.progress.state(), "scale": self.updater.scale.state()}
         if self.config.saving.has_optimizer_state:
             training["optimizer"] = optimizer_state(self.updater)
             training["optimizer_kind"] = self.config.optimization.optimizer.name
