@@ -35,7 +35,7 @@ from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.nn.prepacked import Int8Linear, Prepacked, PrepackedLinear, can_prepack, prepack_
 from lamina.plug_ins import import_paths, load_installed
 from lamina.pruning.on_loading import made_ready
-from lamina.text.pieces import join_pieces
+from lamina.text.pieces import join_pieces, warn_of_joiner
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import EOS, PAD, UNK, Vocabulary
 from lamina.traits import WRITES
@@ -154,6 +154,8 @@ class Translator:
             raise ConfigError("translate() takes a list of sentences, not one string. Write translate([sentence]).")
         searcher = Search(self.models, only_one(search, beam=beam, **options))
         warn = warn or warn_in_python
+        if first_number == 0:  # of the parts of a longer text, the first says it for all
+            warn_of_joiner(remove_bpe, self.vocabularies[1], warn)
         lines = list(sentences)
         results = [Translation("", 0.0, [], [], []) for _ in lines]
         rows: list[np.ndarray] = []

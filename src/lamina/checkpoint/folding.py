@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
+from lamina.checkpoint.marks import marks_of
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError
 from lamina.fields import flatten
@@ -195,4 +196,5 @@ def fold_checkpoint(checkpoint: Checkpoint) -> Checkpoint:
     config, weights = fold(before, checkpoint.weights)
     old_names = flatten(before).keys() - flatten(config).keys()
     flat = {name: value for name, value in (checkpoint.config | flatten(config)).items() if name not in old_names}
-    return replace(checkpoint, config=flat, weights=weights, training={"folded": checkpoint.config["init-type"]})
+    training = {**marks_of(checkpoint), "folded": checkpoint.config["init-type"]}
+    return replace(checkpoint, config=flat, weights=weights, training=training)

@@ -10,13 +10,14 @@ from typing import Protocol
 from lamina import console
 from lamina.config.score_options import OF_EDITS, STANDARD_INPUT, ScoreConfig
 from lamina.errors import DataError
-from lamina.metrics.bleu import Bleu
+from lamina.metrics.bleu import TOKENIZED_TWICE, Bleu
 from lamina.metrics.chrf_ter import Chrf, Ter
 from lamina.metrics.errant import Errant
 from lamina.metrics.gleu import Gleu
 from lamina.metrics.m2 import MaxMatch, read_m2
 from lamina.metrics.rouge import Rouge
 from lamina.metrics.significance import paired_bootstrap
+from lamina.text.tokenizer import looks_tokenized
 
 SHOWN_CHARACTERS = 40  # of a line, in an error
 
@@ -44,6 +45,8 @@ def run(config: ScoreConfig) -> None:
     references = [read_sentences(path) for path in config.references]
     for path, texts in zip(config.references, references, strict=True):
         check_alignment((config.hypotheses, hypotheses), (path, texts))
+    if config.is_detokenized and "bleu" in config.metrics and any(map(looks_tokenized, references)):
+        console.warn(TOKENIZED_TWICE)
     if config.is_by_sentence:
         _print_by_sentence([build_scorer(metric, config) for metric in config.metrics], hypotheses, references)
         return

@@ -52,8 +52,10 @@ def introduce(run: Run) -> None:
         note(f"[{language}] dictionary: {len(vocabulary)} types")
     feed = run.train_feed(run.progress.epoch)
     epoch = run.progress.epoch
-    note(f"{feed.corpus.name}: {len(feed.corpus)} {feed.corpus.unit} in {len(feed.plan(epoch))} batches, "
-         f"{100 * feed.padding_share(epoch):.1f} % padding")
+    num_left_out = len(feed.too_long.indices)
+    more = f"; {num_left_out} more are left out, too long" if num_left_out else ""
+    note(f"{feed.corpus.name}: {len(feed.corpus) - num_left_out} {feed.corpus.unit} in {len(feed.plan(epoch))} batches, "
+         f"{100 * feed.padding_share(epoch):.1f} % padding{more}")
     note(f"model {config.arch}, criterion {config.optimization.criterion.name}, device {run.device}, "
          f"{str(run.dtype).removeprefix('torch.')}")
     num_params = sum(parameter.numel() for parameter in run.model.parameters())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lamina.config import joining
 from lamina.config.generate_options import SplitData
 from lamina.config.model import ModelConfig
 from lamina.config.plug_in_options import PlugInConfig
@@ -37,8 +38,8 @@ class AnalyzeFusionConfig:
     metric: str = flag("bleu", "what masking an encoder layer is judged by: bleu translates the pairs once for each layer and "
                                "compares BLEU, length and loss; loss translates nothing and is quicker", choices=METRICS)
     beam: int = flag(1, "beam of translations; 1 is greedy search")
-    remove_bpe: str | None = flag(None, "join subwords at this mark before BLEU: `@@ ` if given bare, or `sentencepiece`",
-                                  metavar="[MARK]", bare_value="@@ ", aliases=("post-process",))
+    remove_bpe: str | None = flag(None, f"join subwords at this mark before BLEU: {joining.HELP}", metavar="[MARK]",
+                                  bare_value=joining.BPE_MARK, aliases=("post-process",))
     sentence: str | None = flag(None, "source sentence whose attention to draw, in the form of the text that was "
                                       "preprocessed; one of the pairs, of middling length, if left out", metavar="TEXT")
     target: str | None = flag(None, "its translation, likewise; the model's own if left out", metavar="TEXT", needs="sentence")
@@ -49,6 +50,7 @@ class AnalyzeFusionConfig:
     def __post_init__(self) -> None:
         check(self.beam >= 1, f"--beam is {self.beam}; it must be at least 1, where 1 is greedy search.")
         check(self.sentence is None or bool(self.sentence.strip()), "--sentence is empty; give the source to draw.")
+        joining.check_joiner(self.remove_bpe)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,15 @@ from lamina.metrics.rouge import Rouge
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.parts.contracts import TaskKind
 from lamina.tasks.base import Gather, Task
-from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown, join_pieces
+from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown, join_pieces, warn_of_joiner
 from lamina.text.subword import Subword, Whitespace, load_subwords
+from lamina.text.tokenizer import Moses, detokenizer, looks_tokenized
 from lamina.text.vocabulary import Vocabulary
 
-# A model that has learned little yet would babble up to any limit; a translation seldom needs twice its source's length.
+# A model that has learned little yet would fill the 200 tokens of `generate`; a translation seldom needs twice its source.
 GREEDY = SearchConfig(beam=1, max_length_factor=2.0, max_length_offset=20)
+# References, to tell whether a text came tokenized.
+LOOKED_AT = 1000
 
 
 class Translation(Task):
@@ -73,6 +76,38 @@ class Translation(Task):
                 fill_table_(embedding.table, Path(path), vocabulary)
         return model
 
+    def describe_figures(self, config: ValidationConfig) -> Iterator[str]:
+        said: list[str] = []
+        warn_of_joiner(config.remove_bpe, self.vocabularies[1], said.append, "eval-bleu-remove-bpe")
+        yield from (f"warning: {text}" for text in said)
+        self._detokenizer(config)  # complains now if sacremoses is not there
+        if config.eval_rouge:
+            why = ("; the text looks tokenized (--eval-bleu-detok moses detokenizes it)" if config.detokenizer is None
+                   and self.looks_tokenized(self.valid_splits[0], config.remove_bpe) else "")
+            yield f"ROUGE at validation: {Rouge().signature(num_references=1)}{why}"
+        if config.eval_bleu:
+            is_tokenized = self._counts_tokens(config)
+            why = ("; the text looks tokenized, so tokens count as they stand (--eval-bleu-detok moses detokenizes it)"
+                   if is_tokenized and not config.is_tokenized else "")
+            yield f"BLEU at validation: tok:{'none' if is_tokenized else '13a'}{why}"
+
+    def _detokenizer(self, config: ValidationConfig) -> Callable[[str], str]:
+        is_done = config.remove_bpe is None and isinstance(self.subwords[1], Moses)
+        if config.detokenizer != "moses" or is_done:
+            return lambda text: text
+        return detokenizer(self.languages.target)
+
+    def _counts_tokens(self, config: ValidationConfig) -> bool:
+        """Whether BLEU takes texts for tokens: sacreBLEU's tokenizer would split what a tokenizer made, such as &apos;."""
+        if config.is_tokenized or config.detokenizer is not None:
+            return config.is_tokenized
+        return self.looks_tokenized(self.valid_splits[0], config.remove_bpe)
+
+    def looks_tokenized(self, split: str, joiner: str | None) -> bool:
+        corpus = self.open_split(self.folders[0], split, is_training=False)
+        return looks_tokenized(self.target_text(corpus[number].target.tolist(), joiner)
+                               for number in range(min(len(corpus), LOOKED_AT)))
+
     def figures(self, model: nn.Module, batches: Iterable[AnyBatch], config: ValidationConfig, note: Callable[[str], Any],
                 gather: Gather) -> dict[str, float]:
         """BLEU and ROUGE of greedy translations, if asked for, and a sample of them."""
@@ -81,7 +116,7 @@ class Translation(Task):
         assert isinstance(model, EncoderDecoder)
         search = Search([model.eval()], GREEDY)
         known = list(batches)
-        results = self.translated(search, known, config.remove_bpe)
+        results = self.translated(search, known, config.remove_bpe, self._detokenizer(config))
         if config.print_samples and known:
             assert isinstance(known[0], Batch)
             note(f"source:      {self.subwords[0].decode(self.vocabularies[0].decode(known[0].source[0].tolist()))}")
@@ -90,12 +125,13 @@ class Translation(Task):
         hypotheses, references = (list(chain.from_iterable(side)) for side in zip(*gather(results), strict=True))
         figures: dict[str, float] = {}
         if config.eval_bleu:
-            figures["bleu"] = corpus_bleu(hypotheses, references, is_tokenized=config.is_tokenized)
+            figures["bleu"] = corpus_bleu(hypotheses, references, is_tokenized=self._counts_tokens(config))
         if config.eval_rouge:
             figures |= Rouge().corpus(hypotheses, [references]).f1
         return figures
 
-    def translated(self, search: Search, batches: Sequence[AnyBatch], joiner: str | None) -> list[tuple[list[str], list[str]]]:
+    def translated(self, search: Search, batches: Sequence[AnyBatch], joiner: str | None,
+                   finish: Callable[[str], str] = lambda text: text) -> list[tuple[list[str], list[str]]]:
         """What a search makes of each batch, and its references, as text. All of them are searched in one go."""
         padded = [batch for batch in batches if isinstance(batch, Batch)]
         assert len(padded) == len(batches), "translations are made of padded rows"
@@ -104,10 +140,11 @@ class Translation(Task):
         sources = [row for batch in padded for row in rows_of(batch.source)]
         texts = [""] * len(sources)
         for found in search_rows(search, sources, device=padded[0].source.device):
-            texts[found.index] = self.target_text(found.hypotheses[0].ids, joiner)
+            texts[found.index] = finish(self.target_text(found.hypotheses[0].ids, joiner))
         left = iter(texts)
         return [([next(left) for _ in batch.indices],
-                 [self.target_text(row, joiner, is_reference=True) for row in batch.target_out.tolist()]) for batch in padded]
+                 [finish(self.target_text(row, joiner, is_reference=True)) for row in batch.target_out.tolist()])
+                for batch in padded]
 
     def target_text(self, ids: Iterable[int], joiner: str | None = None, *, is_reference: bool = False) -> str:
         """A translation as a reader wants it: subwords joined by their model, or at `joiner`."""

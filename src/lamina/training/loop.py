@@ -40,6 +40,7 @@ def train(run: Run) -> None:
         run.keeper.finish()
     run.watch.check_end()
     run.reporter.note(f"training stopped: {run.why_stop()}")
+    run.reporter.repeat_warnings()
 
 
 def _train_until_done(run: Run, wish: StopWish) -> None:

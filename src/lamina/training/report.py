@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lamina import console
 from lamina.config.train_options import ROUGE_KINDS, LogConfig, OptimizationConfig
 from lamina.distributed.ranks import Ranks
 from lamina.errors import ConfigError
@@ -76,6 +77,7 @@ class Reporter:
         self._tensorboard = _open_tensorboard(config.tensorboard_dir) if ranks.is_first else None
         self._bar: Any = None
         self._task: Any = None
+        self._warnings: list[str] = []
 
     def begin_epoch(self, epoch: int, num_batches: int, batches_done: int) -> None:
         self.end_epoch()
@@ -157,6 +159,22 @@ class Reporter:
             self._print_json({"note": text})
         else:
             print(f"| {text}", flush=True)
+
+    def warn(self, text: str) -> None:
+        """What a person has to know, said at once and, since hours of lines may follow, again at the end."""
+        self._warnings.append(text)
+        self._warn(text)
+
+    def repeat_warnings(self) -> None:
+        for text in self._warnings:
+            self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        if not self.ranks.is_first:
+            return
+        if self.format == "json":
+            self._print_json({"warning": text})
+        console.warn(text)
 
     def skip_time(self, seconds: float) -> None:
         """Validation and saving do not count as training."""
