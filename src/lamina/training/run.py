@@ -21,7 +21,7 @@ from lamina.checkpoint.marks import marks_of
 from lamina.config.batches import BatchConfig
 from lamina.config.train_options import LARGER_IS_BETTER, TrainConfig
 from lamina.data.batching import AnyBatch
-from lamina.data.corpus import Corpus
+from lamina.data.corpus import Corpus, ParallelCorpus
 from lamina.data.feed import Feed
 from lamina.data.file_guard import FileGuard
 from lamina.distributed.ranks import ALONE, Ranks
@@ -144,7 +144,7 @@ class Run:
 
     def _feed(self, corpus: Corpus, limits: BatchConfig, *, is_shuffled: bool, is_packed: bool = False) -> Feed:
         return Feed(corpus, seed=self.config.seed, limits=limits, device=self.device, is_shuffled=is_shuffled,
-                    max_positions=self.task.max_positions, is_packed=is_packed)
+                    max_positions=self.task.max_positions, is_packed=is_packed and isinstance(corpus, ParallelCorpus))
 
     def update_freq(self, epoch: int) -> int:
         numbers = self.config.optimization.update_freq
