@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lamina.cli import main
-from lamina.registry import register
+from lamina.plug_ins import restored
 from tiny import make_data, write_text
 
 PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -17,8 +17,6 @@ PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text(encodi
 def my_parts(tmp_path, monkeypatch):
     """The page's files in a folder, beside data; what they register is gone afterwards."""
     monkeypatch.chdir(tmp_path)
-    for table in register.tables():
-        monkeypatch.setattr(table, "_parts", dict(table._all()))
     (tmp_path / "my_parts").mkdir()
     blocks = re.findall(r"```python\n# (my_parts/\w+\.py)\n(.*?)```", PAGE, flags=re.DOTALL)
     for name, text in blocks:
@@ -31,7 +29,8 @@ def my_parts(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text((text / "valid.en").read_text())
     assert main(["preprocess", "--only-source", "--trainpref", "one.train", "--validpref", "one.valid", "--destdir", "text",
                  "--workers", "1"]) == 0
-    return [name for name, _ in blocks]
+    with restored():
+        yield [name for name, _ in blocks]
 
 
 def test_every_block_is_a_file_and_every_command_runs(my_parts, capsys):

@@ -19,6 +19,7 @@ from lamina.cli import main
 from lamina.errors import CheckpointError, ConfigError
 from lamina.fields import flag
 from lamina.parts import Criterion, Fusion, Head, Residual
+from lamina.plug_ins import restored
 from lamina.registry import register
 from tiny import make_data, write_text
 
@@ -28,6 +29,12 @@ SMALL = ("--arch tiny --encoder-layers 3 --decoder-layers 2 --encoder-embed-dim 
          "--encoder-ffn-embed-dim 32 --decoder-ffn-embed-dim 32 --encoder-attention-heads 2 --decoder-attention-heads 2 "
          "--max-tokens 64 --lr 0.01 --warmup-updates 2 --encoder-layerdrop 0.2 --seed 3")
 PARTS = "--init-type layer-scale --layer-scale-start 0.2 --fusion mean --criterion focal --focal-gamma 1.5"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def module_leaves_nothing():
+    with restored():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -226,8 +233,7 @@ def test_bad_parts_are_named(text, reason, data, tmp_path, capsys):
     assert re.search(reason, capsys.readouterr().err)
 
 
-def test_an_option_has_one_meaning(data, tmp_path, monkeypatch, capsys):
-    forget_afterwards(monkeypatch)
+def test_an_option_has_one_meaning(data, tmp_path, nothing_stays, capsys):
     (tmp_path / "double.py").write_text(textwrap.dedent("""
         from dataclasses import dataclass
         from lamina import register
@@ -242,18 +248,18 @@ def test_an_option_has_one_meaning(data, tmp_path, monkeypatch, capsys):
     assert "--lr is declared twice" in capsys.readouterr().err
 
 
-def forget_afterwards(monkeypatch):
-    """What this test registers is gone with it."""
-    for table in register.tables():
-        monkeypatch.setattr(table, "_parts", dict(table._all()))
+@pytest.fixture
+def nothing_stays():
+    """What a test registers is gone with it."""
+    with restored():
+        yield
 
 
 # -- parts that answer nothing but what they must
 
 
-def unknown_parts(monkeypatch):
-    forget_afterwards(monkeypatch)
-
+@pytest.fixture
+def unknown_parts(nothing_stays):
     class Halved(torch.nn.Module):
         def forward(self, x, branch, layer_input):
             return x + 0.5 * branch(x) + 0.25 * layer_input
@@ -330,8 +336,7 @@ CHOICES = {"residual": "--residual", "fusion": "--fusion", "head": "--head"}
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_every_command_does_the_right_thing_or_refuses_by_name(kind, data, tmp_path, monkeypatch, capsys):
-    unknown_parts(monkeypatch)
+def test_every_command_does_the_right_thing_or_refuses_by_name(kind, data, tmp_path, unknown_parts, capsys):
     pytest.importorskip("ctranslate2")
     for last in (2, 3):
         assert run(f"train {{}} {SMALL} {CHOICES[kind]} unheard-of --criterion unheard-of --max-update {last} --save-dir {{}}",
@@ -360,9 +365,8 @@ def test_every_command_does_the_right_thing_or_refuses_by_name(kind, data, tmp_p
         assert not (tmp_path / written).exists(), name
 
 
-def test_what_a_search_finds_is_what_the_whole_pass_says(data, tmp_path, monkeypatch):
+def test_what_a_search_finds_is_what_the_whole_pass_says(unknown_parts):
     """An unknown residual, fusion and head at once: one step at a time equals all at once."""
-    unknown_parts(monkeypatch)
     from tiny import tiny_config, tiny_model, tiny_pair
 
     model = tiny_model(tiny_config(init=register.residual["unheard-of"](), fusion=register.fusion["unheard-of"](),
@@ -373,8 +377,7 @@ def test_what_a_search_finds_is_what_the_whole_pass_says(data, tmp_path, monkeyp
     torch.testing.assert_close(torch.stack(steps, dim=1), model.log_probs(source, target), rtol=1e-5, atol=1e-5)
 
 
-def test_an_unknown_part_is_not_folded_as_a_plain_one(monkeypatch):
-    unknown_parts(monkeypatch)
+def test_an_unknown_part_is_not_folded_as_a_plain_one(unknown_parts):
     from lamina.checkpoint.folding import fold
     from tiny import tiny_config, tiny_model
 

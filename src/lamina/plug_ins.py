@@ -15,7 +15,8 @@ import keyword
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,7 @@ from typing import Any
 
 from lamina.errors import ConfigError
 from lamina.fields import build, flatten
+from lamina.registry import tables_restored
 
 GROUP = "lamina.parts"
 USER_DIR = "user-dir"
@@ -131,6 +133,18 @@ def _line_in(error: BaseException, path: Path) -> str:
             place = f" ({Path(file).name}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return place
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Inside, parts may be added, to try them; afterwards none of them is known."""
+    before = dict(_imported)
+    try:
+        with tables_restored():
+            yield
+    finally:
+        _imported.clear()
+        _imported.update(before)
 
 
 def load_installed(notice: Callable[[str], object]) -> None:

@@ -16,8 +16,8 @@ from lamina.fields import unique_leaves
 
 # The options that make a model more than a plain Transformer, and the values that leave it one.
 TECHNIQUES: dict[str, tuple[Any, ...]] = {
-    "surfacefusion": ("none", None), "sf-mode": (None,), "transparent-attention": (False, None),
-    "layer-wise-attention": (False, None), "init-type": ("default",), "encoder-layerdrop": (0.0,), "decoder-layerdrop": (0.0,),
+    "surfacefusion": ("none", None), "sf-mode": (None,), "fusion": ("none", None), "mixing": ("none", None),
+    "adapter": ("none", None), "init-type": ("default",), "encoder-layerdrop": (0.0,), "decoder-layerdrop": (0.0,),
     "encoder-layers-to-keep": (None, ""), "decoder-layers-to-keep": (None, "")}
 STACK_SIZES = {"layers": "{}-layers", "model_dim": "{}-embed-dim", "ffn_dim": "{}-ffn-embed-dim", "heads": "{}-attention-heads"}
 
