@@ -15,7 +15,7 @@ import torch
 from golden_files import GOLDEN
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
-from lamina.train.signals import StopWish
+from lamina.train.signals import STOPS
 from tiny import TINY_FLAGS, make_data, write_text
 
 
@@ -312,11 +312,13 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(data, tmp_path, c
     assert "mine.pt is damaged: its content does not match its checksum" in error_of(capsys)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("update", [2, 3, 4, 6])  # in the middle; at an epoch's end; where a validation is due; the last one
-def test_a_signal_saves_and_resuming_equals_not_stopping(data, tmp_path, capsys, monkeypatch, number, update):
+def test_a_signal_saves_and_resuming_equals_not_stopping(data, tmp_path, capsys, monkeypatch, request, number, update):
     import lamina.train.run as run_module
 
+    former = signal.signal(number, signal.SIG_DFL)  # under nohup it would be ignored
+    request.addfinalizer(lambda: signal.signal(number, former))
     flags = ["--dropout", "0.2", "--save-interval-updates", "4", "--max-epoch", "2", "--log-format", "json"]
     assert train(data, tmp_path / "whole", *flags) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if "where" in line]
@@ -328,9 +330,9 @@ def test_a_signal_saves_and_resuming_equals_not_stopping(data, tmp_path, capsys,
         return real(self, batches, lr, seed, *rest)
 
     monkeypatch.setattr(run_module.Updater, "update", update_and_signal)
-    handlers = [signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)]
+    handlers = [signal.getsignal(kind) for kind in STOPS]
     assert train(data, tmp_path / "parts", *flags) == 128 + number
-    assert [signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert [signal.getsignal(kind) for kind in STOPS] == handlers
     printed = capsys.readouterr()
     assert printed.err.startswith(f"| stopped by {number.name} after update {update}: ")
     assert last(tmp_path / "parts").training["progress"]["updates"] == update
@@ -353,30 +355,37 @@ def figures(line):
     return {name: value for name, value in json.loads(line).items() if name != "train_wall"}
 
 
-@pytest.fixture
-def heeds_ctrl_c():
-    """Also where the tests run in the background of a shell, which tells its jobs to ignore SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+@pytest.mark.parametrize("update", [2, 3, 4, 6])  # in the middle; at an epoch's end; where a checkpoint is due; the last one
+def test_sigusr1_saves_and_goes_on(data, tmp_path, monkeypatch, update):
+    import lamina.train.run as run_module
 
+    flags = ["--dropout", "0.2", "--save-interval-updates", "4", "--max-epoch", "2"]
+    assert train(data, tmp_path / "whole", *flags) == 0
+    real_update, real_save, saved = run_module.Updater.update, run_module.Run._save_now, []
 
-def test_a_signal_in_the_middle_of_a_line_is_heard():
-    def busy(_):
-        raise RuntimeError("reentrant call inside <_io.BufferedWriter>")
+    def update_and_signal(self, batches, lr, seed, *rest):
+        if seed == (1 << 32) + update - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return real_update(self, batches, lr, seed, *rest)
 
-    with StopWish(busy) as wish:
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert wish.signal == signal.SIGTERM
+    def save_and_copy(self, **options):
+        real_save(self, **options)
+        saved.append(shutil.copytree(tmp_path / "parts", tmp_path / "copy"))
 
-
-@pytest.mark.usefixtures("heeds_ctrl_c")
-def test_a_second_signal_stops_at_once():
-    with StopWish() as wish:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert wish.signal is signal.SIGINT
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module.Updater, "update", update_and_signal)
+        patch.setattr(run_module.Run, "_save_now", save_and_copy)
+        assert train(data, tmp_path / "parts", *flags) == 0
+    whole = last(tmp_path / "whole")
+    assert len(saved) == 1
+    for folder in (tmp_path / "parts", *saved):
+        if folder in saved:  # one that was killed right after
+            assert last(folder).training["progress"]["updates"] == update
+            assert train(data, folder, *flags) == 0
+        found = last(folder)
+        assert all(torch.equal(value, found.weights[name]) for name, value in whole.weights.items())
+        assert without_time(found.training["progress"]) == without_time(whole.training["progress"])
+        assert found.metrics == whole.metrics
 
 
 def test_a_full_disk_for_a_while_costs_nothing(data, tmp_path, capsys, monkeypatch):

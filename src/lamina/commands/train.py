@@ -22,6 +22,13 @@ def run(config: TrainConfig) -> None:
         yaml.safe_dump(values, sys.stdout, sort_keys=False, allow_unicode=True)
         return
     # Here, not above: --help and --print-config answer without loading torch.
+    from lamina.train.signals import saves_wait
+
+    with saves_wait():
+        _run(config)
+
+
+def _run(config: TrainConfig) -> None:
     import torch
 
     from lamina.train.launch import joined, num_to_start, start_ranks

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import re
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import fields
 from datetime import timedelta
+from multiprocessing import resource_tracker
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,14 +22,17 @@ from torch import distributed as dist
 
 from lamina import console, provenance
 from lamina.config.ranks import RanksConfig
-from lamina.errors import AlreadyToldError, ConfigError, RankError
+from lamina.errors import AlreadyToldError, ConfigError, RankError, StopSignal
 from lamina.train.ranks import ALONE, Ranks
+from lamina.train.signals import SAVES, SECONDS_OF_ONE_WISH, STOPS, blocked, is_kept_ignored, unblock
 
 # A rank that waits this long for another gives up: longer than writing a checkpoint to a slow disk can take.
 PATIENCE = timedelta(minutes=30)
 # Signals that nobody inside a process sends or answers; one that was killed so may live longer the next time.
 KILLED = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 MAX_RESTARTS = 3
+# How long ranks may take to finish an update and write a checkpoint to a slow disk when they are told to stop.
+SECONDS_TO_SAVE = 600
 # Slurm jobs that share a machine should not meet on one port.
 FIRST_SLURM_PORT, NUM_SLURM_PORTS = 15000, 20000
 
@@ -97,18 +106,23 @@ def start_ranks(number: int, command: Callable[[Any], None], config: Any, *, max
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    settings = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=number, run_id="lamina", rdzv_backend="c10d",
-                            rdzv_endpoint="localhost:0", max_restarts=0, start_method="spawn", monitor_interval=0.5)
     # As torchrun does: threads of all processes together should not outnumber the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # The failed rank has said what was wrong; the launcher's report on it would only bury that.
     logging.disable(logging.ERROR)
-    # The launcher hears these from now on and does not give them back.
-    former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
+    # torchrun's own handlers would not tell a copy of a signal from a second wish; and it would wait for half a minute only.
+    ours: dict[str, Any] = {"signals_to_handle": "SIGQUIT", "shutdown_timeout": SECONDS_TO_SAVE}
+    known = {item.name for item in fields(LaunchConfig)}  # older ones lack some of them
+    settings = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=number, run_id="lamina", rdzv_backend="c10d",
+                            rdzv_endpoint="localhost:0", max_restarts=0, start_method="spawn", monitor_interval=0.5,
+                            **{name: value for name, value in ours.items() if name in known})
     try:
-        elastic_launch(settings, run_rank)(command, config, provenance.current_command())
-    except SignalException as stop:  # handed on to the ranks, which have saved
-        raise AlreadyToldError(128 + stop.sigval) from None
+        with handing_on_signals():
+            try:
+                elastic_launch(settings, run_rank)(command, config, provenance.current_command())
+            except SignalException as stop:  # handed on to the ranks, which have saved
+                end_ranks(stop.sigval)
+                raise AlreadyToldError(128 + stop.sigval) from None
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}  # a signal is a negative number
         killed = sorted(rank for rank, code in codes.items() if -code in KILLED)
@@ -120,16 +134,82 @@ def start_ranks(number: int, command: Callable[[Any], None], config: Any, *, max
         raise AlreadyToldError(128 - worst if worst < 0 else 2 if 2 in codes.values() else worst) from None
     finally:
         logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def handing_on_signals() -> Iterator[None]:
+    """Inside, signals go on to the ranks: the first to stop ends the launch, a later one kills.
+
+    Those that can wait are blocked in the main thread, and so in the ranks that it starts until they can answer them; a thread
+    of its own hears them for the launcher.
+    """
+    if threading.current_thread() is not threading.main_thread():  # where Python hears no signals
+        yield
+        return
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    heard: list[float] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        unblock(signal.SIGINT)  # from now on it may interrupt what the main thread waits for
+        now = time.monotonic()
+        if not heard:
+            heard.append(now)
+            raise SignalException(f"process {os.getpid()} got signal {number}", sigval=signal.Signals(number))
+        if now - heard[0] >= SECONDS_OF_ONE_WISH:
+            signal_ranks(signal.SIGKILL)
+
+    def save(number: int, frame: FrameType | None) -> None:
+        signal_ranks(signal.Signals(number))
+
+    # torchrun's launcher takes SIGQUIT and does not give it back.
+    former = {number: signal.getsignal(number) for number in (*STOPS, *SAVES, signal.SIGQUIT)}
+    for number in STOPS:
+        if not is_kept_ignored(number):
+            signal.signal(number, stop)
+    for number in SAVES:
+        signal.signal(number, save)
+    resource_tracker.ensure_running()  # it would unblock SIGINT when the first rank starts it
+    over = threading.Event()
+
+    def hear() -> None:
+        unblock(signal.SIGINT, *SAVES)
+        over.wait()
+
+    try:
+        with blocked(signal.SIGINT, *SAVES):
+            threading.Thread(target=hear, name="signals", daemon=True).start()
+            yield
+    finally:
+        over.set()
         for number, handler in former.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def signal_ranks(number: signal.Signals) -> None:
+    for child in multiprocessing.active_children():
+        with suppress(ProcessLookupError):
+            os.kill(child.pid or 0, number)
+
+
+def end_ranks(number: signal.Signals) -> None:
+    """Those that torchrun's launcher had not got to know yet when the signal came."""
+    signal_ranks(number)
+    for child in multiprocessing.active_children():
+        child.join(SECONDS_TO_SAVE)
+        child.kill()
 
 
 def run_rank(command: Callable[[Any], None], config: Any, words: Sequence[str]) -> None:
     """What a process started by `start_ranks` does."""
     from lamina.cli import guarded
 
+    def begin() -> None:
+        unblock(signal.SIGINT)  # it waited while there was nobody to answer it in one line
+        command(config)
+
     provenance.begin_command(words)
-    code = guarded(lambda: command(config))
+    code = guarded(begin)
     if code:
         raise SystemExit(code)
 
@@ -148,6 +228,9 @@ def joined(config: RanksConfig, *, is_on_gpu: bool) -> Iterator[Ranks]:
     ranks = _meet(place, device)
     try:
         yield ranks
+    except (StopSignal, AlreadyToldError):  # all of them, after the same update
+        dist.destroy_process_group()
+        raise
     except Exception as error:
         if not ranks.is_first_to_fail():
             # Another rank has told why; this one only noticed that it was gone.
