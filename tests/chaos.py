@@ -11,8 +11,11 @@ from __future__ import annotations
 import argparse
 import mmap
 import os
+import pty
 import random
+import re
 import resource
+import select
 import shutil
 import signal
 import struct
@@ -106,6 +109,63 @@ class Life:
             os.waitpid(self.pid, 0)
             return None
         return self.end(HANGS_AFTER)
+
+
+class Terminal:
+    """A command on a pseudo-terminal of its own, as a person starts one: what is typed there signals all its processes."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self.log = log
+        self.text = ""
+        self.pid, self.master = pty.fork()
+        if self.pid == 0:
+            os.execv(command[0], command)
+
+    def read_until(self, is_seen: Callable[[str], bool], seconds: float = HANGS_AFTER) -> bool:
+        """Whether it was seen; what is printed must be taken in, or the command would wait."""
+        deadline = time.monotonic() + seconds
+        while not is_seen(self.text):
+            if not select.select([self.master], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return False
+            try:
+                chunk = os.read(self.master, 65536)
+            except OSError:  # all that wrote to it are gone
+                chunk = b""
+            if not chunk:
+                return False
+            self.text += chunk.decode()
+            with self.log.open("ab") as log:
+                log.write(chunk)
+        return True
+
+    def end(self) -> int | None:
+        """Its exit status; None if it had to be killed."""
+        self.read_until(lambda _: False)
+        deadline = time.monotonic() + HANGS_AFTER
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.01)
+        os.killpg(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        return None
+
+    def press_ctrl_c(self) -> None:
+        os.write(self.master, b"\x03")
+
+    def signal_all(self) -> None:
+        os.killpg(self.pid, signal.SIGTERM)
+
+    def hang_up(self) -> None:
+        """As a closed window or a lost connection does; nobody reads what is printed from now on."""
+        os.close(self.master)
+        self.master = os.open(os.devnull, os.O_RDONLY)
+
+
+# How to reach all processes of a terminal at once, and what they hear.
+GROUP_SIGNALS = {"Ctrl-C": (Terminal.press_ctrl_c, signal.SIGINT), "SIGTERM": (Terminal.signal_all, signal.SIGTERM),
+                 "hang-up": (Terminal.hang_up, signal.SIGHUP)}
 
 
 class Chaos:
@@ -268,11 +328,48 @@ class Chaos:
                 os.kill(self.random.choice(ranks), signal.SIGKILL)
                 row.injected += 1
             assert run.wait(HANGS_AFTER) == 0, self._end_of_log("torn")
-        expected, found = (load_checkpoint(self.folder / name / "checkpoint_last.pt").weights for name in ("ranks", "torn"))
-        row.survived = number * all(torch.equal(value, found[key]) for key, value in expected.items())
+        row.survived = number * self._are_equal("ranks", "torn")
         row.lost = number  # at most: a checkpoint every second update
         row.remark = "started again by the launcher"
         return row
+
+    def signal_group(self, kind: str, number: int) -> Row:
+        """Two ranks and their launcher hear it at once, again and again in one run, which then equals an undisturbed one."""
+        row = Row(f"{kind} on a terminal, two ranks")
+        name = f"group-{kind}"
+        send, what = GROUP_SIGNALS[kind]
+        done = 0
+        for _ in range(number):
+            command = self._ranks_command(name, "--max-update", "100000", "--log-format", "simple")
+            run = Terminal(command, self.folder / f"{name}.log")
+            wanted = done + self.random.randrange(1, 12)
+            assert run.read_until(partial(_has_update, wanted)), self._end_of_log(name)
+            time.sleep(self.random.uniform(0, 0.05))
+            seen = max(map(int, re.findall(r"num_updates=(\d+)", run.text)))
+            send(run)
+            row.injected += 1
+            code = run.end()
+            saved = self.saved_updates(name)
+            told = re.search(rf"stopped by {what.name} after update (\d+)", run.text)
+            is_told = kind == "hang-up" or (told is not None and int(told[1]) == saved)
+            if code == 128 + what and saved >= seen and is_told:
+                row.survived += 1
+            else:
+                row.remark = f"exit {code}, saved {saved} after {seen}"
+            row.lost += max(0, seen - saved)
+            done = saved
+        with self._two_ranks(f"{name}-whole", "--max-update", str(done)) as undisturbed:
+            assert undisturbed.wait(HANGS_AFTER) == 0, self._end_of_log(f"{name}-whole")
+        if not self._are_equal(name, f"{name}-whole"):
+            row.survived, row.remark = 0, "differs from the undisturbed run"
+        return row
+
+    def _are_equal(self, *names: str) -> bool:
+        one, other = (load_checkpoint(self.folder / name / "checkpoint_last.pt").weights for name in names)
+        return all(torch.equal(value, other[key]) for key, value in one.items())
+
+    def _ranks_command(self, name: str, *flags: str) -> list[str]:
+        return [sys.executable, "-m", "lamina", *self.words(name), "--distributed-world-size", "2", *flags]
 
     def _wait_for_update(self, number: int, run: subprocess.Popen[bytes]) -> None:
         path = self.folder / "torn" / "checkpoint_last.pt"
@@ -284,15 +381,18 @@ class Chaos:
         return (self.folder / f"{name}.log").read_text()[-3000:]
 
     @contextmanager
-    def _two_ranks(self, name: str) -> Iterator[subprocess.Popen[bytes]]:
-        command = [sys.executable, "-m", "lamina", *self.words(name), "--distributed-world-size", "2"]
+    def _two_ranks(self, name: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
         with (self.folder / f"{name}.log").open("wb") as log:
-            run = subprocess.Popen(command, stdout=log, stderr=log)
+            run = subprocess.Popen(self._ranks_command(name, *flags), stdout=log, stderr=log)
         try:
             yield run
         finally:
             run.terminate()
             run.wait()
+
+
+def _has_update(number: int, text: str) -> bool:
+    return any(int(found) >= number for found in re.findall(r"num_updates=(\d+)", text))
 
 
 def _limit_files(first: int, last: int, limit: int) -> None:
@@ -345,7 +445,8 @@ def run_all(*, seed: int) -> bool:
         print(f"| an undisturbed run of {chaos.max_update} updates takes {chaos.whole_seconds:.1f} s; seed {seed}", flush=True)
         rows = []
         for fault in (lambda: chaos.kill(120), lambda: chaos.terminate(10), lambda: chaos.fill_disk(8), chaos.stay_full,
-                      lambda: chaos.corrupt(200, 10), lambda: chaos.kill_ranks(3)):
+                      lambda: chaos.corrupt(200, 10), lambda: chaos.kill_ranks(3),
+                      *(partial(chaos.signal_group, kind, 20) for kind in GROUP_SIGNALS)):
             rows.append(fault())
             print(f"{table(rows[-1:]).splitlines()[1]}  ({time.monotonic() - started:.0f} s)", flush=True)
     print(f"\n{table(rows)}")

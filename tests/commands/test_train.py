@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 import torch
@@ -554,11 +555,56 @@ def test_missing_vectors(data, tmp_path, capsys):
 
 
 def test_the_reader_of_the_output_may_leave(data, tmp_path):
-    command = [sys.executable, "-m", "lamina", "train", data, *TINY_FLAGS, "--max-update", "2", "--no-save"]
-    pipe = f"{' '.join(map(repr, command))} | head -n 1"
-    done = subprocess.run(pipe, shell=True, capture_output=True, text=True, check=False)
+    """Training does not depend on anybody reading its log."""
+    command = [sys.executable, "-m", "lamina", "train", data, *TINY_FLAGS, "--max-update", "5", "--save-dir", str(tmp_path)]
+    pipe = f"{' '.join(map(repr, command))} 2>&1 | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("| ")
-    assert "Traceback" not in done.stderr
+    assert last(tmp_path).training["progress"]["updates"] == 5
+
+
+@pytest.mark.parametrize("log_format", ["simple", "json", "rich"])
+@pytest.mark.parametrize("kind", ["closed pipe", "full disk"])
+def test_so_may_the_disk_under_it_be_full(data, tmp_path, log_format, kind):
+    if kind == "full disk" and not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with (open(writing if kind == "closed pipe" else "/dev/full", "w", buffering=1) as stream,
+          redirect_stdout(stream), redirect_stderr(stream)):
+        assert train(data, tmp_path, "--max-update", "5", "--log-format", log_format) == 0
+    assert last(tmp_path).training["progress"]["updates"] == 5
+
+
+@pytest.mark.parametrize("first_failure", [3, 1000])  # while it is written, and when it is closed
+def test_so_may_the_disk_under_tensorboard_be_full(data, tmp_path, capsys, monkeypatch, first_failure):
+    writer = pytest.importorskip("tensorboard.summary.writer.record_writer").RecordWriter
+    real, num_writes = writer.write, []
+
+    def write(self, content):
+        num_writes.append(content)
+        if len(num_writes) >= first_failure:
+            raise OSError(28, "No space left on device")
+        real(self, content)
+
+    def close(self):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writer, "write", write)
+    monkeypatch.setattr(writer, "close", close)
+    assert train(data, tmp_path / "out", "--max-update", "5", "--tensorboard-logdir", str(tmp_path / "board")) == 0
+    out, err = capsys.readouterr()
+    assert out.count(f"| warning: {tmp_path / 'board'} cannot be written any more: No space left on device.") == 1
+    assert "Traceback" not in err
+    assert last(tmp_path / "out").training["progress"]["updates"] == 5
+
+
+def test_a_folder_for_tensorboard_that_cannot_be(data, tmp_path, capsys):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").touch()
+    assert train(data, tmp_path / "out", "--max-update", "5", "--tensorboard-logdir", str(tmp_path / "file" / "board")) == 2
+    assert f"--tensorboard-logdir {tmp_path / 'file' / 'board'} cannot be written: Not a directory" in error_of(capsys)
 
 
 # -- the references' command lines, verbatim but for folders, sizes and the number of updates

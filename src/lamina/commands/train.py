@@ -24,7 +24,7 @@ def run(config: TrainConfig) -> None:
     # Here, not above: --help and --print-config answer without loading torch.
     from lamina.train.signals import saves_wait
 
-    with saves_wait():
+    with console.lasting_output(), saves_wait():
         _run(config)
 
 
