@@ -16,6 +16,7 @@ import torch
 from golden_files import GOLDEN
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
+from lamina.train.folder_lock import only_run_in
 from lamina.train.signals import STOPS
 from tiny import TINY_FLAGS, make_data, write_text
 
@@ -547,6 +548,18 @@ def test_a_full_disk(data, tmp_path, capsys, monkeypatch):
     assert train(data, tmp_path, "--max-epoch", "2") == 2
     assert "No space left on device" in error_of(capsys)
     assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_two_runs_in_one_folder(data, tmp_path, capsys):
+    """The second is told who holds it, before it has read or written anything there."""
+    assert train(data, tmp_path, "--max-update", "2") == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with only_run_in(tmp_path):
+        assert train(data, tmp_path, "--max-update", "4") == 2
+        assert re.search(rf"{tmp_path} is in use by process {os.getpid()} on .*choose another --save-dir", error_of(capsys))
+        assert train(data, tmp_path, "--max-update", "4", "--no-save") == 0
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert train(data, tmp_path, "--max-update", "4") == 0
 
 
 def test_missing_vectors(data, tmp_path, capsys):

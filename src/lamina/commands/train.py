@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lamina import console
@@ -39,11 +41,13 @@ def _run(config: TrainConfig) -> None:
         console.notice(f"starting {number} processes, one for each {'GPU' if is_on_gpu else 'part of the data'}")
         start_ranks(number, run, config)
         return
+    from lamina.train.folder_lock import only_run_in
     from lamina.train.loop import train
     from lamina.train.memory import advise_when_short
     from lamina.train.run import Run
 
-    with joined(config.ranks, is_on_gpu=is_on_gpu) as ranks, advise_when_short(config):
+    with (joined(config.ranks, is_on_gpu=is_on_gpu) as ranks, advise_when_short(config),
+          only_run_in(Path(config.saving.save_dir)) if ranks.is_first and config.saving.is_on else nullcontext()):
         training = Run(config, ranks)
         try:
             introduce(training)
