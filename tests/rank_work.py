@@ -169,9 +169,10 @@ def run_on(size: int, folder: Path) -> None:
     mp.start_processes(_work, (size, str(folder / "meeting"), str(folder)), nprocs=size, start_method="forkserver")
 
 
-def run_commands(size: int, commands: Sequence[Sequence[str]], folder: Path) -> list[list[int]]:
+def run_commands(size: int, commands: Sequence[Sequence[str] | Sequence[Sequence[str]]], folder: Path) -> list[list[int]]:
     """Command lines on `size` ranks, one after the other, as torchrun would start them; the exit codes of each rank.
 
+    Several command lines in the place of one are those of the ranks, where they should be the same and are not.
     What the ranks print goes to RANK.out and RANK.err in the folder.
     """
     multiprocessing.set_forkserver_preload(PRELOAD)
@@ -187,7 +188,8 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _command_work(rank: int, size: int, port: int, words: Sequence[str], folder: str) -> None:
+def _command_work(rank: int, size: int, port: int, words: Any, folder: str) -> None:
+    words = words if isinstance(words[0], str) else words[rank]
     torch.set_num_threads(1)
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(Path(folder, f"{rank}.{name}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)

@@ -41,19 +41,21 @@ def _run(config: TrainConfig) -> None:
         console.notice(f"starting {number} processes, one for each {'GPU' if is_on_gpu else 'part of the data'}")
         start_ranks(number, run, config)
         return
+    from lamina.train.agreement import check_agreement
     from lamina.train.folder_lock import only_run_in
     from lamina.train.loop import train
     from lamina.train.memory import advise_when_short
     from lamina.train.run import Run
 
-    with (joined(config.ranks, is_on_gpu=is_on_gpu) as ranks, advise_when_short(config),
-          only_run_in(Path(config.saving.save_dir)) if ranks.is_first and config.saving.is_on else nullcontext()):
-        training = Run(config, ranks)
-        try:
-            introduce(training)
-            train(training)
-        finally:
-            training.reporter.close()
+    with joined(config.ranks, is_on_gpu=is_on_gpu) as ranks, advise_when_short(config):
+        check_agreement(config, ranks)
+        with only_run_in(Path(config.saving.save_dir)) if ranks.is_first and config.saving.is_on else nullcontext():
+            training = Run(config, ranks)
+            try:
+                introduce(training)
+                train(training)
+            finally:
+                training.reporter.close()
 
 
 def introduce(run: Run) -> None:

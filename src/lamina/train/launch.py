@@ -26,8 +26,6 @@ from lamina.errors import AlreadyToldError, ConfigError, RankError, StopSignal
 from lamina.train.ranks import ALONE, Ranks
 from lamina.train.signals import SAVES, SECONDS_OF_ONE_WISH, STOPS, blocked, is_kept_ignored, unblock
 
-# A rank that waits this long for another gives up: longer than writing a checkpoint to a slow disk can take.
-PATIENCE = timedelta(minutes=30)
 # Signals that nobody inside a process sends or answers; one that was killed so may live longer the next time.
 KILLED = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 MAX_RESTARTS = 3
@@ -225,7 +223,7 @@ def joined(config: RanksConfig, *, is_on_gpu: bool) -> Iterator[Ranks]:
     if place.size == 1:
         yield Ranks(device=device) if is_on_gpu else ALONE
         return
-    ranks = _meet(place, device)
+    ranks = _meet(place, device, timedelta(minutes=config.timeout))
     try:
         yield ranks
     except (StopSignal, AlreadyToldError):  # all of them, after the same update
@@ -236,18 +234,18 @@ def joined(config: RanksConfig, *, is_on_gpu: bool) -> Iterator[Ranks]:
             # Another rank has told why; this one only noticed that it was gone.
             raise AlreadyToldError from None
         if isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error)):
-            raise RankError(f"rank {place.rank} lost contact with another rank, which was killed or cannot be reached. "
-                            "Checkpoints written so far are whole: the same command goes on from them.") from error
+            raise RankError(f"rank {place.rank} lost contact with another rank, which was killed, is stopped or cannot be "
+                            "reached. Checkpoints written so far are whole: the same command goes on from them.") from error
         raise
     dist.destroy_process_group()
 
 
-def _meet(place: Place, device: torch.device) -> Ranks:
+def _meet(place: Place, device: torch.device, patience: timedelta) -> Ranks:
     # Numbers that hosts know travel between hosts (gloo), so that no device is asked for them.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
-        store, rank, size = next(dist.rendezvous(place.init_method, place.rank, place.size, timeout=PATIENCE))
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+        store, rank, size = next(dist.rendezvous(place.init_method, place.rank, place.size, timeout=patience))
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     except (dist.DistError, RuntimeError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RankError(f"rank {place.rank} of {place.size} did not find the others at {place.init_method}: {reason}. All must "
