@@ -23,6 +23,7 @@ from torch import distributed as dist
 from lamina import console, provenance
 from lamina.config.ranks import RanksConfig
 from lamina.errors import AlreadyToldError, ConfigError, RankError, StopSignal
+from lamina.train.meeting import agree_on_attempt
 from lamina.train.ranks import ALONE, Ranks
 from lamina.train.signals import SAVES, SECONDS_OF_ONE_WISH, STOPS, blocked, is_kept_ignored, unblock
 
@@ -245,6 +246,7 @@ def _meet(place: Place, device: torch.device, patience: timedelta) -> Ranks:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
         store, rank, size = next(dist.rendezvous(place.init_method, place.rank, place.size, timeout=patience))
+        store = dist.PrefixStore(agree_on_attempt(dist.PrefixStore("lamina", store), rank, size, patience), store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     except (dist.DistError, RuntimeError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
