@@ -24,10 +24,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -35,6 +36,7 @@ from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
 from lamina.errors import DamageError
 from lamina.train.watch import Watch
+from rank_work import run_commands
 from tiny import TINY_FLAGS, make_data
 
 FLAGS = (*TINY_FLAGS, "--cpu", "--num-workers", "0", "--dropout", "0.2", "--surfacefusion", "att", "--sf-gate", "0.8",
@@ -80,7 +82,8 @@ class Life:
 
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
+            with suppress(OSError):
+                sys.stdout.flush()
             os._exit(code)
 
     def _tell_updates(self) -> None:
@@ -166,6 +169,9 @@ class Terminal:
 # How to reach all processes of a terminal at once, and what they hear.
 GROUP_SIGNALS = {"Ctrl-C": (Terminal.press_ctrl_c, signal.SIGINT), "SIGTERM": (Terminal.signal_all, signal.SIGTERM),
                  "hang-up": (Terminal.hang_up, signal.SIGHUP)}
+
+
+LOST_LOGS = ("closed pipe", "full disk")
 
 
 class Chaos:
@@ -321,7 +327,7 @@ class Chaos:
             assert undisturbed.wait(HANGS_AFTER) == 0, self._end_of_log("ranks")
         with self._two_ranks("torn") as run:
             for kill in range(1, number + 1):
-                self._wait_for_update(kill * self.max_update // (number + 2), run)
+                self._wait_for_update(kill * self.max_update // (number + 2), run, "torn")
                 while len(ranks := ranks_of(run.pid)) < 2:
                     assert run.poll() is None, self._end_of_log("torn")
                     time.sleep(0.05)
@@ -364,6 +370,159 @@ class Chaos:
             row.survived, row.remark = 0, "differs from the undisturbed run"
         return row
 
+    def lose_log(self, kind: str, number: int, number_of_ranks: int) -> Row:
+        """From some update on nobody takes what is printed; the run must not care. So with one process, then with two ranks."""
+        row = Row(f"{kind} under the log")
+        for attempt in range(number):
+            name = f"{kind}{attempt}"
+            row.injected += 1
+            first = self.random.randrange(1, self.max_update - 2)
+            code = self.live(name, partial(_lose_log, first, kind)).end(HANGS_AFTER)
+            row.survived += code == 0 and self.is_as_expected(name)
+        if number_of_ranks and not (self.folder / "ranks").exists():
+            with self._two_ranks("ranks") as undisturbed:
+                assert undisturbed.wait(HANGS_AFTER) == 0, self._end_of_log("ranks")
+        for attempt in range(number_of_ranks):
+            name = f"{kind}-ranks{attempt}"
+            row.injected += 1
+            command = self._ranks_command(name, "--log-format", "simple")
+            output: int | BinaryIO = subprocess.PIPE if kind == "closed pipe" else open("/dev/full", "wb")  # noqa: SIM115
+            run = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            if run.stdout is not None:
+                for _ in range(self.random.randrange(1, 30)):
+                    run.stdout.readline()
+                run.stdout.close()
+            try:
+                row.survived += run.wait(HANGS_AFTER) == 0 and self._are_equal("ranks", name)
+            except subprocess.TimeoutExpired:
+                row.remark = f"{name} hangs"
+                run.terminate()
+                run.wait()
+        row.remark = row.remark or f"{number_of_ranks} of them with two ranks"
+        return row
+
+    def share_folder(self, number: int) -> Row:
+        """Two runs at a time in one folder: one is told so and leaves; every second time the other is killed and resumed."""
+        row = Row("two runs in one folder")
+        num_attempts = 0
+        while row.injected < number:
+            name = f"shared{num_attempts}"
+            num_attempts += 1
+            lives = [self.live(name)]
+            time.sleep(self.random.uniform(0, 0.7) * self.whole_seconds)
+            lives.append(Life(self.words(name), self.folder / f"{name}-second.log"))
+            codes = [life.end(HANGS_AFTER) for life in reversed(lives)] if num_attempts % 2 else [
+                lives[1].end(HANGS_AFTER), lives[0].end(self.random.uniform(0, 0.3) * self.whole_seconds)]
+            text = (self.folder / f"{name}.log").read_text() + (self.folder / f"{name}-second.log").read_text()
+            num_refused = text.count("is in use by process")
+            assert num_refused <= 1, text
+            assert codes.count(2) == num_refused, text
+            if None in codes:  # its lock is left behind
+                assert Life(self.words(name), self.folder / f"{name}-third.log").end(HANGS_AFTER) == 0
+            row.injected += num_refused  # else the first was through, or the second had not begun
+            row.survived += num_refused * (self.is_as_expected(name) and not list((self.folder / name).glob(".*")))
+        return row
+
+    def start_unalike(self, number: int) -> Row:
+        """Ranks with different settings or data: one line names the difference, and nothing is written."""
+        row = Row("ranks that were not started alike")
+        folder = self.folder / "unalike"
+        folder.mkdir()
+        other_data = make_data(folder / "other", num_lines=30)
+        changes = {"--lr": ["0.1"], "--seed": ["7"], "--dropout": ["0.3"], "--optimizer": ["sgd"], "--max-update": ["7"],
+                   "--update-freq": ["2"], "--clip-norm": ["0.5"], "the data file": []}
+        chosen = [list(changes)[attempt % len(changes)] for attempt in range(number)]
+        commands = []
+        for name in chosen:
+            words = self.words("unalike/out")
+            other = [*words, name, *changes[name]] if changes[name] else [words[0], str(other_data), *words[2:]]
+            commands.append([words, other] if self.random.random() < 0.5 else [other, words])
+        codes = run_commands(2, commands, folder)
+        lines = [line for rank in range(2) for line in (folder / f"{rank}.err").read_text().splitlines() if "error" in line]
+        row.injected = number
+        for name in changes:
+            wanted = chosen.count(name)
+            told = sum(line.startswith(f"error: the ranks of this run were not started alike: {name} ") for line in lines)
+            row.survived += wanted if told == wanted else 0
+        if codes != [[2] * number] * 2 or len(lines) != number or (folder / "out").exists():
+            row.survived, row.remark = 0, f"exit {codes}, {len(lines)} lines"
+        return row
+
+    def stop_rank(self, number: int) -> Row:
+        """A rank that is stopped but not gone: the other gives up after --distributed-timeout, and the same command goes on."""
+        row = Row("one of two ranks stopped")
+        for attempt in range(number):
+            name = f"stopped{attempt}"
+            with self._two_ranks(name, "--distributed-timeout", "0.2", "--max-update", "100000") as run:
+                self._wait_for_update(self.random.randrange(2, 20), run, name)
+                os.kill(self.random.choice(ranks_of(run.pid)), signal.SIGSTOP)
+                row.injected += 1
+                started = time.monotonic()
+                code = run.wait(HANGS_AFTER)
+                row.remark = f"noticed after {time.monotonic() - started:.0f} s"
+            saved = self.saved_updates(name)
+            text = (self.folder / f"{name}.log").read_text()
+            with self._two_ranks(name, "--max-update", str(saved + 4)) as run:
+                row.survived += (run.wait(HANGS_AFTER) == 0 and code == 2 and text.count("lost contact with another rank") == 1
+                                 and self.saved_updates(name) == saved + 4)
+        return row
+
+    def restart_with_torchrun(self, number: int) -> Row:
+        """torchrun starts all ranks again when one is killed, while they start or while they train, ten times a run."""
+        row = Row("one of two ranks killed under torchrun")
+        max_update = str(5 * self.max_update)
+        with self._two_ranks("torchrun-whole", "--max-update", max_update) as undisturbed:
+            assert undisturbed.wait(HANGS_AFTER) == 0, self._end_of_log("torchrun-whole")
+        num_runs = 0
+        while row.injected < number:
+            name = f"torchrun{num_runs}"
+            num_runs += 1
+            num_kills = 0
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts",
+                       "10", "-m", "lamina", *self.words(name), "--max-update", max_update]
+            with (self.folder / f"{name}.log").open("wb") as log:
+                run = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            killed: set[int] = set()
+            while run.poll() is None and num_kills < 10 and row.injected + num_kills < number:
+                ranks = [rank for rank in ranks_of(run.pid, b"lamina") if rank not in killed]
+                if len(ranks) < 2:
+                    time.sleep(0.05)
+                    continue
+                if self.random.random() < 0.5:
+                    time.sleep(self.random.uniform(0, 8))  # as long as it takes to start, or a bit longer
+                else:
+                    self._wait_for_new_save(name, run)
+                with suppress(ProcessLookupError):
+                    os.kill(self.random.choice(ranks), signal.SIGKILL)
+                    num_kills += 1
+                killed |= set(ranks)
+            row.injected += num_kills
+            try:
+                code = run.wait(HANGS_AFTER)
+            except subprocess.TimeoutExpired:
+                row.remark = f"{name} hangs"
+                run.terminate()
+                code = run.wait()
+            if code == 0 and self._are_equal("torchrun-whole", name):
+                row.survived += num_kills
+            else:
+                row.remark = row.remark or f"{name} exits with {code}"
+        row.lost = row.injected  # at most: a checkpoint every second update
+        row.remark = row.remark or f"{num_runs} runs"
+        return row
+
+    def _wait_for_new_save(self, name: str, run: subprocess.Popen[bytes]) -> None:
+        def state() -> tuple[int, int] | None:
+            with suppress(OSError):
+                found = (self.folder / name / "checkpoint_last.pt").stat()
+                return found.st_mtime_ns, found.st_ino
+            return None
+
+        before = state()
+        deadline = time.monotonic() + HANGS_AFTER
+        while state() == before and run.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+
     def _are_equal(self, *names: str) -> bool:
         one, other = (load_checkpoint(self.folder / name / "checkpoint_last.pt").weights for name in names)
         return all(torch.equal(value, other[key]) for key, value in one.items())
@@ -371,10 +530,10 @@ class Chaos:
     def _ranks_command(self, name: str, *flags: str) -> list[str]:
         return [sys.executable, "-m", "lamina", *self.words(name), "--distributed-world-size", "2", *flags]
 
-    def _wait_for_update(self, number: int, run: subprocess.Popen[bytes]) -> None:
-        path = self.folder / "torn" / "checkpoint_last.pt"
+    def _wait_for_update(self, number: int, run: subprocess.Popen[bytes], name: str) -> None:
+        path = self.folder / name / "checkpoint_last.pt"
         while not path.exists() or load_checkpoint(path).training["progress"]["updates"] < number:
-            assert run.poll() is None, self._end_of_log("torn")
+            assert run.poll() is None, self._end_of_log(name)
             time.sleep(0.05)
 
     def _end_of_log(self, name: str) -> str:
@@ -389,6 +548,22 @@ class Chaos:
         finally:
             run.terminate()
             run.wait()
+
+
+def _lose_log(first: int, kind: str) -> None:
+    """In this process: from this update on, nobody takes what it prints."""
+    real = Watch.add
+
+    def add(watch: Watch, *arguments: object) -> None:
+        real(watch, *arguments)  # type: ignore[arg-type]
+        if watch.progress.updates == first:
+            reading, writing = os.pipe()
+            os.close(reading)
+            output = writing if kind == "closed pipe" else os.open("/dev/full", os.O_WRONLY)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+
+    Watch.add = add  # type: ignore[method-assign, assignment]
 
 
 def _has_update(number: int, text: str) -> bool:
@@ -423,10 +598,14 @@ def damaged(content: bytes, generator: random.Random) -> bytes:
     return bytes(changed)
 
 
-def ranks_of(launcher: int) -> list[int]:
+def ranks_of(launcher: int, mark: bytes = b"spawn_main") -> list[int]:
     """The processes that it started to train; not those of Python's own that keep them company."""
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    return [int(number) for number in children if b"spawn_main" in Path(f"/proc/{number}/cmdline").read_bytes()]
+    found = []
+    with suppress(OSError):  # it has ended, or one of them has in the meantime
+        for number in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+            if mark in Path(f"/proc/{number}/cmdline").read_bytes():
+                found.append(int(number))
+    return found
 
 
 def table(rows: list[Row]) -> str:
@@ -446,7 +625,9 @@ def run_all(*, seed: int) -> bool:
         rows = []
         for fault in (lambda: chaos.kill(120), lambda: chaos.terminate(10), lambda: chaos.fill_disk(8), chaos.stay_full,
                       lambda: chaos.corrupt(200, 10), lambda: chaos.kill_ranks(3),
-                      *(partial(chaos.signal_group, kind, 20) for kind in GROUP_SIGNALS)):
+                      *(partial(chaos.signal_group, kind, 20) for kind in GROUP_SIGNALS),
+                      *(partial(chaos.lose_log, kind, 14, 6) for kind in LOST_LOGS), lambda: chaos.share_folder(20),
+                      lambda: chaos.start_unalike(24), lambda: chaos.stop_rank(2), lambda: chaos.restart_with_torchrun(50)):
             rows.append(fault())
             print(f"{table(rows[-1:]).splitlines()[1]}  ({time.monotonic() - started:.0f} s)", flush=True)
     print(f"\n{table(rows)}")
