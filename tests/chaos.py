@@ -617,19 +617,34 @@ def table(rows: list[Row]) -> str:
     return "\n".join("  ".join(row).rstrip() for row in aligned)
 
 
-def run_all(*, seed: int) -> bool:
+def faults_of(chaos: Chaos) -> dict[str, Callable[[], Row]]:
+    """What `make chaos` injects, and how often."""
+    return {
+        "kill": lambda: chaos.kill(120),
+        "terminate": lambda: chaos.terminate(10),
+        "full disk": lambda: chaos.fill_disk(8),
+        "disk that stays full": chaos.stay_full,
+        "damage": lambda: chaos.corrupt(200, 10),
+        "killed ranks": lambda: chaos.kill_ranks(3),
+        **{f"group signal {kind}": partial(chaos.signal_group, kind, 20) for kind in GROUP_SIGNALS},
+        **{f"lost log {kind}": partial(chaos.lose_log, kind, 14, 6) for kind in LOST_LOGS},
+        "shared folder": lambda: chaos.share_folder(20),
+        "unlike ranks": lambda: chaos.start_unalike(24),
+        "stopped rank": lambda: chaos.stop_rank(2),
+        "torchrun": lambda: chaos.restart_with_torchrun(50),
+    }
+
+
+def run_all(*, seed: int, only: str = "") -> bool:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lamina-chaos-") as folder:
         chaos = Chaos(Path(folder), seed, max_update=60)
         print(f"| an undisturbed run of {chaos.max_update} updates takes {chaos.whole_seconds:.1f} s; seed {seed}", flush=True)
         rows = []
-        for fault in (lambda: chaos.kill(120), lambda: chaos.terminate(10), lambda: chaos.fill_disk(8), chaos.stay_full,
-                      lambda: chaos.corrupt(200, 10), lambda: chaos.kill_ranks(3),
-                      *(partial(chaos.signal_group, kind, 20) for kind in GROUP_SIGNALS),
-                      *(partial(chaos.lose_log, kind, 14, 6) for kind in LOST_LOGS), lambda: chaos.share_folder(20),
-                      lambda: chaos.start_unalike(24), lambda: chaos.stop_rank(2), lambda: chaos.restart_with_torchrun(50)):
-            rows.append(fault())
-            print(f"{table(rows[-1:]).splitlines()[1]}  ({time.monotonic() - started:.0f} s)", flush=True)
+        for name, inject in faults_of(chaos).items():
+            if only in name:
+                rows.append(inject())
+                print(f"{table(rows[-1:]).splitlines()[1]}  ({time.monotonic() - started:.0f} s)", flush=True)
     print(f"\n{table(rows)}")
     return all(row.survived == row.injected for row in rows)
 
@@ -637,5 +652,7 @@ def run_all(*, seed: int) -> bool:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the moments and places; another one each time")
+    parser.add_argument("--only", default="", metavar="WORD", help="faults whose name holds it: kill, signal, torchrun ...")
     torch.set_num_threads(1)
-    sys.exit(0 if run_all(seed=parser.parse_args().seed) else 1)
+    arguments = parser.parse_args()
+    sys.exit(0 if run_all(seed=arguments.seed, only=arguments.only) else 1)
