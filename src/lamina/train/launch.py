@@ -32,6 +32,7 @@ KILLED = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 MAX_RESTARTS = 3
 # How long ranks may take to finish an update and write a checkpoint to a slow disk when they are told to stop.
 SECONDS_TO_SAVE = 600
+SECONDS_BETWEEN_LOOKS = 0.5
 # Slurm jobs that share a machine should not meet on one port.
 FIRST_SLURM_PORT, NUM_SLURM_PORTS = 15000, 20000
 
@@ -158,8 +159,11 @@ def handing_on_signals() -> Iterator[None]:
         if now - heard[0] >= SECONDS_OF_ONE_WISH:
             signal_ranks(signal.SIGKILL)
 
+    too_early: list[signal.Signals] = []
+
     def save(number: int, frame: FrameType | None) -> None:
-        signal_ranks(signal.Signals(number))
+        if not signal_ranks(signal.Signals(number)):
+            too_early.append(signal.Signals(number))
 
     # torchrun's launcher takes SIGQUIT and does not give it back.
     former = {number: signal.getsignal(number) for number in (*STOPS, *SAVES, signal.SIGQUIT)}
@@ -173,7 +177,9 @@ def handing_on_signals() -> Iterator[None]:
 
     def hear() -> None:
         unblock(signal.SIGINT, *SAVES)
-        over.wait()
+        while not over.wait(SECONDS_BETWEEN_LOOKS):
+            if too_early and signal_ranks(too_early[-1]):
+                too_early.clear()
 
     try:
         with blocked(signal.SIGINT, *SAVES):
@@ -185,10 +191,13 @@ def handing_on_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def signal_ranks(number: signal.Signals) -> None:
-    for child in multiprocessing.active_children():
+def signal_ranks(number: signal.Signals) -> bool:
+    """Whether there are any."""
+    ranks = multiprocessing.active_children()
+    for rank in ranks:
         with suppress(ProcessLookupError):
-            os.kill(child.pid or 0, number)
+            os.kill(rank.pid or 0, number)
+    return bool(ranks)
 
 
 def end_ranks(number: signal.Signals) -> None:

@@ -261,6 +261,7 @@ class Run:
         if saving.is_on:
             self._save({}, [LAST_NAME], progress.epoch, is_end=True)
         self.keeper.finish()
+        self.ranks.sum(0)  # launchers end all ranks when one is gone: nobody leaves before the state is on disk
         number = wish.signal or signal.SIGTERM
         if not self.ranks.is_first:
             raise AlreadyToldError(128 + number)
