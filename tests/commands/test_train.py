@@ -357,6 +357,20 @@ def figures(line):
     return {name: value for name, value in json.loads(line).items() if name != "train_wall"}
 
 
+def test_no_rank_leaves_before_the_state_is_on_disk(data, tmp_path, monkeypatch):
+    """A launcher that ends all ranks when one is gone would end the first one while it writes."""
+    import lamina.train.run as run_module
+
+    events = []
+    real_sum, real_finish, real_update = run_module.Ranks.sum, run_module.Keeper.finish, run_module.Updater.update
+    monkeypatch.setattr(run_module.Ranks, "sum", lambda *words: [events.append("meet"), real_sum(*words)][1])
+    monkeypatch.setattr(run_module.Keeper, "finish", lambda keeper: [real_finish(keeper), events.append("on disk")][0])
+    monkeypatch.setattr(run_module.Updater, "update", lambda *words: [os.kill(os.getpid(), signal.SIGTERM),
+                                                                     real_update(*words)][1])
+    assert train(data, tmp_path, "--async-save") == 128 + signal.SIGTERM
+    assert events[-2:] == ["on disk", "meet"]
+
+
 @pytest.mark.parametrize("update", [2, 3, 4, 6])  # in the middle; at an epoch's end; where a checkpoint is due; the last one
 def test_sigusr1_saves_and_goes_on(data, tmp_path, monkeypatch, update):
     import lamina.train.run as run_module

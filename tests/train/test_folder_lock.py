@@ -108,6 +108,42 @@ def test_a_holder_shows_signs_of_life(tmp_path, monkeypatch):
             time.sleep(0.01)
 
 
+def not_ours(real):
+    """A file that is there belongs to another person."""
+    def open_(path, flags, *mode):
+        if flags & os.O_RDWR and os.path.exists(path):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, flags, *mode)
+
+    return open_
+
+
+def test_another_persons_run(tmp_path, holder, monkeypatch):
+    monkeypatch.setattr(folder_lock.os, "open", not_ours(os.open))
+    with pytest.raises(CheckpointError, match=f"in use by process {holder.pid}"), only_run_in(tmp_path):
+        pass
+    holder.kill()
+    holder.wait()
+    with only_run_in(tmp_path):
+        assert json.loads((tmp_path / LOCK_NAME).read_text())["process"] == os.getpid()
+
+
+def test_one_that_is_removed_while_we_ask_for_it(tmp_path, monkeypatch):
+    """By a run that ends just then: what we have locked is no file of the folder any more."""
+    real, removed = folder_lock.fcntl.flock, []
+
+    def flock(handle, how):
+        real(handle, how)
+        if not removed:
+            removed.append((tmp_path / LOCK_NAME).unlink())
+
+    monkeypatch.setattr(folder_lock.fcntl, "flock", flock)
+    with only_run_in(tmp_path):
+        assert removed
+        with pytest.raises(CheckpointError, match="in use by"), only_run_in(tmp_path):
+            pass
+
+
 @pytest.mark.parametrize("mark", ["", "[]", "{}", '{"host": 1', '{"host": "a", "process": "b", "since": 0, "command": 0}'])
 def test_a_mark_that_says_nothing_is_nobodys(tmp_path, mark):
     (tmp_path / LOCK_NAME).write_text(mark)

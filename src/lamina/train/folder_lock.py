@@ -61,16 +61,19 @@ def only_run_in(folder: Path) -> Iterator[None]:
 
 def _take(path: Path) -> int:
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        handle, is_ours = _open(path)
         try:
             is_locked = _lock(handle)
-            # Its last holder removed it while we waited for an answer: others would lock a new one.
-            if not path.exists() or not os.path.samestat(os.fstat(handle), path.stat()):
+            holder = _read(handle)
+            if not _is_there(path, handle):  # its last holder has removed it since: others would lock a new one
                 os.close(handle)
                 continue
-            holder = _read(handle)
             if holder and _may_live(holder, path, is_locked=is_locked):
                 raise _in_use(path, holder, is_locked=is_locked)
+            if not is_ours:
+                path.unlink()
+                os.close(handle)
+                continue
             _write(handle)
         except BlockingIOError:
             error = _in_use(path, _read(handle), is_locked=True)
@@ -80,6 +83,21 @@ def _take(path: Path) -> int:
             os.close(handle)
             raise
         return handle
+
+
+def _open(path: Path) -> tuple[int, bool]:
+    """And whether it can be written: one that another person's run has left can be locked and removed only."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666), True
+    except PermissionError:
+        return os.open(path, os.O_RDONLY), False
+
+
+def _is_there(path: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _lock(handle: int) -> bool:
