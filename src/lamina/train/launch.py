@@ -120,9 +120,11 @@ def start_ranks(number: int, command: Callable[[Any], None], config: Any, *, max
         with handing_on_signals():
             try:
                 elastic_launch(settings, run_rank)(command, config, provenance.current_command())
-            except SignalException as stop:  # handed on to the ranks, which have saved
+            except (Stopped, SignalException) as stop:  # handed on to the ranks, which have saved
                 end_ranks(stop.sigval)
                 raise AlreadyToldError(128 + stop.sigval) from None
+    except Stopped as stop:  # before there were any
+        raise AlreadyToldError(128 + stop.sigval) from None
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}  # a signal is a negative number
         killed = sorted(rank for rank, code in codes.items() if -code in KILLED)
@@ -136,6 +138,18 @@ def start_ranks(number: int, command: Callable[[Any], None], config: Any, *, max
         logging.disable(logging.NOTSET)
 
 
+class Stopped(BaseException):
+    """A signal, on its way through torchrun's launcher.
+
+    Not one of its own kind, after which it leaves the thread that keeps its meeting place alive, and that may abort the process
+    when Python ends.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.sigval = signal.Signals(number)
+
+
 @contextmanager
 def handing_on_signals() -> Iterator[None]:
     """Inside, signals go on to the ranks: the first to stop ends the launch, a later one kills.
@@ -146,8 +160,6 @@ def handing_on_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # where Python hears no signals
         yield
         return
-    from torch.distributed.elastic.multiprocessing import SignalException
-
     heard: list[float] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -155,7 +167,8 @@ def handing_on_signals() -> Iterator[None]:
         now = time.monotonic()
         if not heard:
             heard.append(now)
-            raise SignalException(f"process {os.getpid()} got signal {number}", sigval=signal.Signals(number))
+            signal_ranks(signal.Signals(number))  # torchrun's launcher would call each of them SIGTERM
+            raise Stopped(number)
         if now - heard[0] >= SECONDS_OF_ONE_WISH:
             signal_ranks(signal.SIGKILL)
 
@@ -167,12 +180,6 @@ def handing_on_signals() -> Iterator[None]:
 
     # torchrun's launcher takes SIGQUIT and does not give it back.
     former = {number: signal.getsignal(number) for number in (*STOPS, *SAVES, signal.SIGQUIT)}
-    for number in STOPS:
-        if not is_kept_ignored(number):
-            signal.signal(number, stop)
-    for number in SAVES:
-        signal.signal(number, save)
-    resource_tracker.ensure_running()  # it would unblock SIGINT when the first rank starts it
     over = threading.Event()
 
     def hear() -> None:
@@ -181,12 +188,21 @@ def handing_on_signals() -> Iterator[None]:
             if too_early and signal_ranks(too_early[-1]):
                 too_early.clear()
 
+    hearing = threading.Thread(target=hear, name="signals", daemon=True)
+    resource_tracker.ensure_running()  # it would unblock SIGINT when the first rank starts it
     try:
+        for number in STOPS:
+            if not is_kept_ignored(number):
+                signal.signal(number, stop)
+        for number in SAVES:
+            signal.signal(number, save)
         with blocked(signal.SIGINT, *SAVES):
-            threading.Thread(target=hear, name="signals", daemon=True).start()
+            hearing.start()
             yield
     finally:
         over.set()
+        if hearing.is_alive():
+            hearing.join()
         for number, handler in former.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
