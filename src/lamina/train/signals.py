@@ -47,6 +47,8 @@ class StopWish:
             for number in SAVES:
                 self._former[number] = signal.signal(number, self._hear_save)
             unblock(*SAVES)
+            self._is_save_wished |= bool(_early)
+            _early.clear()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -94,8 +96,9 @@ def saves_wait() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # Handlers for threads that libraries have started before: what one of them hears must not end the process either.
-    former = {number: signal.signal(number, _ignore) for number in SAVES if signal.getsignal(number) is signal.SIG_DFL}
+    # Threads that libraries have started before may hear it all the same.
+    _early.clear()
+    former = {number: signal.signal(number, _remember) for number in SAVES if signal.getsignal(number) is signal.SIG_DFL}
     try:
         with blocked(*SAVES):
             yield
@@ -104,8 +107,12 @@ def saves_wait() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Not SIG_IGN: a signal that is ignored is not kept for later."""
+_early: list[int] = []
+
+
+def _remember(number: int, frame: FrameType | None) -> None:
+    """For the wish that training begins with. Not SIG_IGN: a signal that is ignored is not kept for later."""
+    _early.append(number)
 
 
 @contextmanager
