@@ -35,7 +35,7 @@ import torch
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
 from lamina.errors import DamageError
-from lamina.train.watch import Watch
+from lamina.training.divergence import DivergenceWatch
 from rank_work import run_commands
 from tiny import TINY_FLAGS, make_data
 
@@ -87,13 +87,13 @@ class Life:
             os._exit(code)
 
     def _tell_updates(self) -> None:
-        real = Watch.add
+        real = DivergenceWatch.add
 
-        def add(watch: Watch, *arguments: object) -> None:
+        def add(watch: DivergenceWatch, *arguments: object) -> None:
             real(watch, *arguments)  # type: ignore[arg-type]
             self._told[:8] = struct.pack("<q", watch.progress.updates)
 
-        Watch.add = add  # type: ignore[method-assign, assignment]
+        DivergenceWatch.add = add  # type: ignore[method-assign, assignment]
 
     @property
     def updates(self) -> int:
@@ -325,8 +325,8 @@ class Chaos:
     def kill_ranks(self, number: int) -> Row:
         """The launcher starts two ranks, one of them is killed, and it starts both again, three times at most."""
         row = Row("one of two ranks killed")
-        with self._two_ranks("ranks") as undisturbed:
-            assert undisturbed.wait(HANGS_AFTER) == 0, self._end_of_log("ranks")
+        with self._two_ranks("ranks") as no_garbage_collection:
+            assert no_garbage_collection.wait(HANGS_AFTER) == 0, self._end_of_log("ranks")
         with self._two_ranks("torn") as run:
             for kill in range(1, number + 1):
                 self._wait_for_update(kill * self.max_update // (number + 2), run, "torn")
@@ -367,8 +367,8 @@ class Chaos:
             row.lost += max(0, seen - saved)
             done = saved
         if number > 1:
-            with self._two_ranks(f"{name}-whole", "--max-update", str(done)) as undisturbed:
-                assert undisturbed.wait(HANGS_AFTER) == 0, self._end_of_log(f"{name}-whole")
+            with self._two_ranks(f"{name}-whole", "--max-update", str(done)) as no_garbage_collection:
+                assert no_garbage_collection.wait(HANGS_AFTER) == 0, self._end_of_log(f"{name}-whole")
             if not self._are_equal(name, f"{name}-whole"):
                 row.survived, row.remark = 0, "differs from the undisturbed run"
         return row
@@ -383,8 +383,8 @@ class Chaos:
             code = self.live(name, partial(_lose_log, first, kind)).end(HANGS_AFTER)
             row.survived += code == 0 and self.is_as_expected(name)
         if number_of_ranks and not (self.folder / "ranks").exists():
-            with self._two_ranks("ranks") as undisturbed:
-                assert undisturbed.wait(HANGS_AFTER) == 0, self._end_of_log("ranks")
+            with self._two_ranks("ranks") as no_garbage_collection:
+                assert no_garbage_collection.wait(HANGS_AFTER) == 0, self._end_of_log("ranks")
         for attempt in range(number_of_ranks):
             name = f"{kind}-ranks{attempt}"
             row.injected += 1
@@ -474,8 +474,8 @@ class Chaos:
         """torchrun starts all ranks again when one is killed, while they start or while they train, ten times a run."""
         row = Row("one of two ranks killed under torchrun")
         max_update = str(5 * self.max_update)
-        with self._two_ranks("torchrun-whole", "--max-update", max_update) as undisturbed:
-            assert undisturbed.wait(HANGS_AFTER) == 0, self._end_of_log("torchrun-whole")
+        with self._two_ranks("torchrun-whole", "--max-update", max_update) as no_garbage_collection:
+            assert no_garbage_collection.wait(HANGS_AFTER) == 0, self._end_of_log("torchrun-whole")
         num_runs = 0
         while row.injected < number:
             name = f"torchrun{num_runs}"
@@ -555,9 +555,9 @@ class Chaos:
 
 def _lose_log(first: int, kind: str) -> None:
     """In this process: from this update on, nobody takes what it prints."""
-    real = Watch.add
+    real = DivergenceWatch.add
 
-    def add(watch: Watch, *arguments: object) -> None:
+    def add(watch: DivergenceWatch, *arguments: object) -> None:
         real(watch, *arguments)  # type: ignore[arg-type]
         if watch.progress.updates == first:
             reading, writing = os.pipe()
@@ -566,7 +566,7 @@ def _lose_log(first: int, kind: str) -> None:
             os.dup2(output, 1)
             os.dup2(output, 2)
 
-    Watch.add = add  # type: ignore[method-assign, assignment]
+    DivergenceWatch.add = add  # type: ignore[method-assign, assignment]
 
 
 def _has_update(number: int, text: str) -> bool:
@@ -576,15 +576,15 @@ def _has_update(number: int, text: str) -> bool:
 def _limit_files(first: int, last: int, limit: int) -> None:
     """In this process: between these updates, writing beyond `limit` bytes of a file fails."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    real = Watch.add
+    real = DivergenceWatch.add
 
-    def add(watch: Watch, *arguments: object) -> None:
+    def add(watch: DivergenceWatch, *arguments: object) -> None:
         real(watch, *arguments)  # type: ignore[arg-type]
         updates = watch.progress.updates
         soft = limit if first <= updates < last else resource.RLIM_INFINITY
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
 
-    Watch.add = add  # type: ignore[method-assign, assignment]
+    DivergenceWatch.add = add  # type: ignore[method-assign, assignment]
 
 
 def damaged(content: bytes, generator: random.Random) -> bytes:

@@ -16,8 +16,8 @@ import torch
 from golden_files import GOLDEN
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
-from lamina.train.folder_lock import only_run_in
-from lamina.train.signals import STOPS
+from lamina.training.folder_lock import only_run_in
+from lamina.distributed.signals import STOPS
 from tiny import TINY_FLAGS, make_data, write_text
 
 
@@ -317,7 +317,7 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(data, tmp_path, c
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("update", [2, 3, 4, 6])  # in the middle; at an epoch's end; where a validation is due; the last one
 def test_a_signal_saves_and_resuming_equals_not_stopping(data, tmp_path, capsys, monkeypatch, request, number, update):
-    import lamina.train.run as run_module
+    import lamina.training.run as run_module
 
     former = signal.signal(number, signal.SIG_DFL)  # under nohup it would be ignored
     request.addfinalizer(lambda: signal.signal(number, former))
@@ -359,7 +359,7 @@ def figures(line):
 
 def test_no_rank_leaves_before_the_state_is_on_disk(data, tmp_path, monkeypatch):
     """A launcher that ends all ranks when one is gone would end the first one while it writes."""
-    import lamina.train.run as run_module
+    import lamina.training.run as run_module
 
     events = []
     real_sum, real_finish, real_update = run_module.Ranks.sum, run_module.Keeper.finish, run_module.Updater.update
@@ -373,7 +373,7 @@ def test_no_rank_leaves_before_the_state_is_on_disk(data, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("update", [2, 3, 4, 6])  # in the middle; at an epoch's end; where a checkpoint is due; the last one
 def test_sigusr1_saves_and_goes_on(data, tmp_path, monkeypatch, update):
-    import lamina.train.run as run_module
+    import lamina.training.run as run_module
 
     flags = ["--dropout", "0.2", "--save-interval-updates", "4", "--max-epoch", "2"]
     assert train(data, tmp_path / "whole", *flags) == 0
@@ -405,7 +405,7 @@ def test_sigusr1_saves_and_goes_on(data, tmp_path, monkeypatch, update):
 
 
 def test_a_full_disk_for_a_while_costs_nothing(data, tmp_path, capsys, monkeypatch):
-    import lamina.train.keeper as keeper_module
+    import lamina.training.keeper as keeper_module
 
     flags = ["--save-interval-updates", "1", "--max-update", "4"]
     assert train(data, tmp_path / "whole", *flags) == 0
@@ -453,7 +453,7 @@ def test_a_checkpoint_says_where_it_comes_from(data, tmp_path):
 
 @pytest.mark.parametrize("fault", ["disappears", "changes"])
 def test_data_that_goes_away_costs_nothing(data, tmp_path, capsys, monkeypatch, fault):
-    import lamina.train.run as run_module
+    import lamina.training.run as run_module
 
     own, out, flags = tmp_path / "data", tmp_path / "out", ["--max-epoch", "3", "--dropout", "0.2"]
     shutil.copytree(data, own)
@@ -514,7 +514,7 @@ def test_divergence_keeps_the_last_checkpoint(data, tmp_path, capsys):
 
 
 def test_a_bad_gradient_is_skipped_and_counted(data, tmp_path, capsys, monkeypatch):
-    import lamina.train.update as update_module
+    import lamina.training.update as update_module
 
     real, calls = update_module.batch_loss, []
 
@@ -539,7 +539,7 @@ def test_a_bad_gradient_is_skipped_and_counted(data, tmp_path, capsys, monkeypat
 
 
 def test_a_validation_that_is_no_number_is_never_the_best(data, tmp_path, monkeypatch):
-    import lamina.train.run as run_module
+    import lamina.training.run as run_module
 
     nan = dict.fromkeys(("loss", "nll_loss", "ppl"), float("nan"))
     monkeypatch.setattr(run_module, "validation_loss", lambda *_, **__: nan)

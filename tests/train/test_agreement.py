@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from lamina.config.parser import resolve
-from lamina.config.train import TrainConfig
+from lamina.config.train_options import TrainConfig
 from lamina.errors import ConfigError
-from lamina.train.agreement import OWN, check_agreement, difference, settings_of
-from lamina.train.ranks import ALONE, Ranks
+from lamina.training.agreement import OWN, check_agreement, difference, settings_of
+from lamina.distributed.ranks import ALONE, Ranks
 
 
 def config_of(folder, **options):
@@ -41,7 +41,7 @@ def test_settings_of_a_machine(folder, tmp_path_factory):
 
 def test_names_that_may_differ_exist():
     """An option that is renamed must be renamed there, too."""
-    from lamina.config.fields import flatten
+    from lamina.fields import flatten
 
     assert flatten(config_of("somewhere")).keys() >= OWN
 
@@ -75,7 +75,7 @@ def test_many_differences_are_counted():
 
 def test_code_must_agree(folder, monkeypatch):
     first = settings_of(config_of(folder))
-    monkeypatch.setattr("lamina.train.agreement._code_digest", lambda: "0123abcd")
+    monkeypatch.setattr("lamina.training.agreement._code_digest", lambda: "0123abcd")
     assert "the version of Lamina is " in difference(1, first, settings_of(config_of(folder)))
 
 

@@ -11,15 +11,15 @@ import time
 
 import pytest
 
-import lamina.train.folder_lock as folder_lock
+import lamina.training.folder_lock as folder_lock
 from lamina.errors import CheckpointError
-from lamina.train.folder_lock import LOCK_NAME, only_run_in
+from lamina.training.folder_lock import LOCK_NAME, only_run_in
 
 HOLDER = """
 import sys, time
 from pathlib import Path
 from lamina import provenance
-from lamina.train.folder_lock import only_run_in
+from lamina.training.folder_lock import only_run_in
 provenance.begin_command(["train", "my data"])
 with only_run_in(Path(sys.argv[1])):
     print("in", flush=True)

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-import lamina.train.signals as signals
-from lamina.train.launch import handing_on_signals
-from lamina.train.signals import StopWish, saves_wait
+import lamina.distributed.signals as signals
+from lamina.distributed.launch import handing_on_signals
+from lamina.distributed.signals import StopWish, saves_wait
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +106,7 @@ def wait_for_training():
 
 LAUNCHER = """
 import os, signal, subprocess, sys, time
-from lamina.train import launch
+from lamina.training import launch
 handed = []
 launch.SECONDS_BETWEEN_LOOKS = 0.01
 launch.signal_ranks = lambda number: handed.append(number) or len(handed) > 1

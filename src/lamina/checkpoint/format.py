@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from lamina.config.fields import build
+from lamina.fields import build
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, DamageError
 from lamina.files import is_plain_name, part_of, replace_durably
@@ -84,7 +84,7 @@ class Checkpoint:
 
 def model_config(config: dict[str, Any]) -> ModelConfig:
     """The model's part of a run's flat configuration."""
-    from lamina.config.fields import unique_leaves
+    from lamina.fields import unique_leaves
 
     names = {leaf.name for leaf in unique_leaves(ModelConfig)}
     return build(ModelConfig, {name: value for name, value in config.items() if name in names})

@@ -9,7 +9,7 @@ from torch import nn
 from lamina.config.batches import DataConfig
 from lamina.config.model import ModelConfig
 from lamina.data.blocks import TokenBlocks, find_language, open_blocks
-from lamina.data.folder import check_finished, dictionary_name, read_manifest
+from lamina.data.data_folder import check_finished, dictionary_name, read_manifest
 from lamina.init.pretrained import fill_table_
 from lamina.models.decoder_only import DecoderOnly
 from lamina.tasks.base import Task
