@@ -16,8 +16,8 @@ import torch
 from golden_files import GOLDEN
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
-from lamina.training.folder_lock import only_run_in
 from lamina.distributed.signals import STOPS
+from lamina.training.folder_lock import only_run_in
 from tiny import TINY_FLAGS, make_data, write_text
 
 

@@ -23,9 +23,9 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from lamina.fields import build
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, DamageError
+from lamina.fields import build
 from lamina.files import is_plain_name, part_of, replace_durably
 from lamina.models.build import BUILDERS
 from lamina.provenance import versions

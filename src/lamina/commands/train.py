@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lamina import console
-from lamina.fields import flatten
 from lamina.config.train_options import TrainConfig
+from lamina.fields import flatten
 
 if TYPE_CHECKING:
     from lamina.training.run import Run
@@ -41,7 +41,7 @@ def _run(config: TrainConfig) -> None:
         console.notice(f"starting {number} processes, one for each {'GPU' if is_on_gpu else 'part of the data'}")
         start_ranks(number, run, config)
         return
-    from lamina.training.agreement import check_agreement
+    from lamina.distributed.agreement import check_agreement
     from lamina.training.folder_lock import only_run_in
     from lamina.training.loop import train
     from lamina.training.memory_limit import advise_when_short

@@ -22,10 +22,10 @@ from torch import distributed as dist
 
 from lamina import console, provenance
 from lamina.config.ranks_options import RanksConfig
-from lamina.errors import AlreadyToldError, ConfigError, RankError, StopSignal
-from lamina.training.meeting import agree_on_attempt
+from lamina.distributed.meeting import agree_on_attempt
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.signals import SAVES, SECONDS_OF_ONE_WISH, STOPS, blocked, is_kept_ignored, unblock
+from lamina.errors import AlreadyToldError, ConfigError, RankError, StopSignal
 
 # Signals that nobody inside a process sends or answers; one that was killed so may live longer the next time.
 KILLED = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)

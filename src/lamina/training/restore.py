@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from lamina.checkpoint.format import Checkpoint, load_weights_
-from lamina.pruning.cut import prune_config, structure_of
-from lamina.fields import build, flatten
 from lamina.config.keep import SIDES, KeepConfig
 from lamina.config.train_options import SavingConfig, TrainConfig
 from lamina.errors import CheckpointError, DamageError
+from lamina.fields import build, flatten
 from lamina.interop.exported_folder import is_exported
+from lamina.pruning.cut import prune_config, structure_of
 from lamina.tasks.base import Task
 from lamina.training.keeper import LAST_NAME, earlier_checkpoints
 from lamina.training.progress import Progress

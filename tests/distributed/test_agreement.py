@@ -6,9 +6,9 @@ import pytest
 
 from lamina.config.parser import resolve
 from lamina.config.train_options import TrainConfig
-from lamina.errors import ConfigError
-from lamina.training.agreement import OWN, check_agreement, difference, settings_of
+from lamina.distributed.agreement import OWN, check_agreement, difference, settings_of
 from lamina.distributed.ranks import ALONE, Ranks
+from lamina.errors import ConfigError
 
 
 def config_of(folder, **options):
@@ -75,7 +75,7 @@ def test_many_differences_are_counted():
 
 def test_code_must_agree(folder, monkeypatch):
     first = settings_of(config_of(folder))
-    monkeypatch.setattr("lamina.training.agreement._code_digest", lambda: "0123abcd")
+    monkeypatch.setattr("lamina.distributed.agreement._code_digest", lambda: "0123abcd")
     assert "the version of Lamina is " in difference(1, first, settings_of(config_of(folder)))
 
 

@@ -106,7 +106,7 @@ def wait_for_training():
 
 LAUNCHER = """
 import os, signal, subprocess, sys, time
-from lamina.training import launch
+from lamina.distributed import launch
 handed = []
 launch.SECONDS_BETWEEN_LOOKS = 0.01
 launch.signal_ranks = lambda number: handed.append(number) or len(handed) > 1

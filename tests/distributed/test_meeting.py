@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from torch import distributed as dist
 
-from lamina.training.meeting import agree_on_attempt
+from lamina.distributed.meeting import agree_on_attempt
 
 PATIENCE = timedelta(seconds=20)
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 import lamina
-from lamina.fields import flatten
 from lamina.config.train_options import TrainConfig
-from lamina.errors import ConfigError
 from lamina.distributed.ranks import Ranks
+from lamina.errors import ConfigError
+from lamina.fields import flatten
 
 # What may differ between machines and ranks: where things lie, who they are, what the first one shows. Folders of data are
 # compared by what is in them, and where runs go on from by how far that has come.
