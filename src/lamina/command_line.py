@@ -6,7 +6,6 @@ Modules are named here as text and imported when they are asked for: recipes and
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -66,6 +65,10 @@ COMMANDS = {
 }
 
 
+# The number of SIGPIPE, which Python ignores: a command that it ended would exit with 128 more.
+BROKEN_PIPE = 13
+
+
 def load(reference: str) -> object:
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
@@ -101,26 +104,26 @@ def guarded(work: Callable[[], int | None]) -> int:
     try:
         return work() or 0
     except StopSignal as stop:
-        print(f"| {stop}", file=sys.stderr)
+        console.notice(str(stop))
         return stop.exit_code
     except AlreadyToldError as error:
         return error.code
     except LaminaError as error:
-        print(f"error: {error}", file=sys.stderr)
+        console.tell(f"error: {error}")
         return 2
-    except BrokenPipeError:
-        # The reader of our output (head, less) left: nothing more to say, and nothing wrong with it.
-        sys.stderr.close()
-        return 0
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and (gone := console.streams_without_reader()):
+            # Whoever read our results (head, less) left before their end: what is missing is missing, as for other commands.
+            for stream in gone:
+                console.discard(stream)
+            return 128 + BROKEN_PIPE
         # Of a file or folder that a person named, most likely; what has no name is our own defect.
         if error.filename is None:
             raise
-        print(f"error: {error.filename}: {error.strerror}. Check the name, the permissions and the space on the disk.",
-              file=sys.stderr)
+        console.tell(f"error: {error.filename}: {error.strerror}. Check the name, the permissions and the space on the disk.")
         return 2
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        console.tell("interrupted")
         return 130
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ import torch
 from golden_files import GOLDEN
 from lamina.checkpoint.format import load_checkpoint, save_checkpoint
 from lamina.cli import main
-from lamina.distributed.signals import StopWish
+from lamina.distributed.signals import STOPS
 from lamina.metrics.bleu import corpus_bleu
 from lamina.text.tokenizer import detokenizer
+from lamina.training.folder_lock import only_run_in
 from tiny import TINY_FLAGS, make_data, write_text
 
 
@@ -531,11 +533,13 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(data, tmp_path, c
     assert "mine.pt is damaged: its content does not match its checksum" in error_of(capsys)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("update", [2, 3, 4, 6])  # in the middle; at an epoch's end; where a validation is due; the last one
-def test_a_signal_saves_and_resuming_equals_not_stopping(data, tmp_path, capsys, monkeypatch, number, update):
+def test_a_signal_saves_and_resuming_equals_not_stopping(data, tmp_path, capsys, monkeypatch, request, number, update):
     import lamina.training.run as run_module
 
+    former = signal.signal(number, signal.SIG_DFL)  # under nohup it would be ignored
+    request.addfinalizer(lambda: signal.signal(number, former))
     flags = ["--dropout", "0.2", "--save-interval-updates", "4", "--max-epoch", "2", "--log-format", "json"]
     assert train(data, tmp_path / "whole", *flags) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if "where" in line]
@@ -547,9 +551,9 @@ def test_a_signal_saves_and_resuming_equals_not_stopping(data, tmp_path, capsys,
         return real(self, batches, lr, seed, *rest)
 
     monkeypatch.setattr(run_module.Updater, "update", update_and_signal)
-    handlers = [signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)]
+    handlers = [signal.getsignal(kind) for kind in STOPS]
     assert train(data, tmp_path / "parts", *flags) == 128 + number
-    assert [signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert [signal.getsignal(kind) for kind in STOPS] == handlers
     printed = capsys.readouterr()
     assert printed.err.startswith(f"| stopped by {number.name} after update {update}: ")
     assert last(tmp_path / "parts").training["progress"]["updates"] == update
@@ -572,30 +576,51 @@ def figures(line):
     return {name: value for name, value in json.loads(line).items() if name != "train_wall"}
 
 
-@pytest.fixture
-def heeds_ctrl_c():
-    """Also where the tests run in the background of a shell, which tells its jobs to ignore SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+def test_no_rank_leaves_before_the_state_is_on_disk(data, tmp_path, monkeypatch):
+    """A launcher that ends all ranks when one is gone would end the first one while it writes."""
+    import lamina.training.run as run_module
+
+    events = []
+    real_sum, real_finish, real_update = run_module.Ranks.sum, run_module.Keeper.finish, run_module.Updater.update
+    monkeypatch.setattr(run_module.Ranks, "sum", lambda *words: [events.append("meet"), real_sum(*words)][1])
+    monkeypatch.setattr(run_module.Keeper, "finish", lambda keeper: [real_finish(keeper), events.append("on disk")][0])
+    monkeypatch.setattr(run_module.Updater, "update", lambda *words: [os.kill(os.getpid(), signal.SIGTERM),
+                                                                     real_update(*words)][1])
+    assert train(data, tmp_path, "--async-save") == 128 + signal.SIGTERM
+    assert events[-2:] == ["on disk", "meet"]
 
 
-def test_a_signal_in_the_middle_of_a_line_is_heard():
-    def busy(_):
-        raise RuntimeError("reentrant call inside <_io.BufferedWriter>")
+@pytest.mark.parametrize("update", [2, 3, 4, 6])  # in the middle; at an epoch's end; where a checkpoint is due; the last one
+def test_sigusr1_saves_and_goes_on(data, tmp_path, monkeypatch, update):
+    import lamina.training.run as run_module
 
-    with StopWish(busy) as wish:
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert wish.signal == signal.SIGTERM
+    flags = ["--dropout", "0.2", "--save-interval-updates", "4", "--max-epoch", "2"]
+    assert train(data, tmp_path / "whole", *flags) == 0
+    real_update, real_save, saved = run_module.Updater.update, run_module.Run._save_now, []
 
+    def update_and_signal(self, batches, lr, seed, *rest):
+        if seed == (1 << 32) + update - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return real_update(self, batches, lr, seed, *rest)
 
-@pytest.mark.usefixtures("heeds_ctrl_c")
-def test_a_second_signal_stops_at_once():
-    with StopWish() as wish:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert wish.signal is signal.SIGINT
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+    def save_and_copy(self, **options):
+        real_save(self, **options)
+        saved.append(shutil.copytree(tmp_path / "parts", tmp_path / "copy"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module.Updater, "update", update_and_signal)
+        patch.setattr(run_module.Run, "_save_now", save_and_copy)
+        assert train(data, tmp_path / "parts", *flags) == 0
+    whole = last(tmp_path / "whole")
+    assert len(saved) == 1
+    for folder in (tmp_path / "parts", *saved):
+        if folder in saved:  # one that was killed right after
+            assert last(folder).training["progress"]["updates"] == update
+            assert train(data, folder, *flags) == 0
+        found = last(folder)
+        assert all(torch.equal(value, found.weights[name]) for name, value in whole.weights.items())
+        assert without_time(found.training["progress"]) == without_time(whole.training["progress"])
+        assert found.metrics == whole.metrics
 
 
 def test_a_full_disk_for_a_while_costs_nothing(data, tmp_path, capsys, monkeypatch):
@@ -778,17 +803,74 @@ def test_a_full_disk(data, tmp_path, capsys, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == before
 
 
+def test_two_runs_in_one_folder(data, tmp_path, capsys):
+    """The second is told who holds it, before it has read or written anything there."""
+    assert train(data, tmp_path, "--max-update", "2") == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with only_run_in(tmp_path):
+        assert train(data, tmp_path, "--max-update", "4") == 2
+        assert re.search(rf"{tmp_path} is in use by process {os.getpid()} on .*choose another --save-dir", error_of(capsys))
+        assert train(data, tmp_path, "--max-update", "4", "--no-save") == 0
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert train(data, tmp_path, "--max-update", "4") == 0
+
+
 def test_missing_vectors(data, tmp_path, capsys):
     assert train(data, tmp_path, "--encoder-embed-path", "nowhere.vec") == 2
     assert "cannot be read as word vectors" in error_of(capsys)
 
 
 def test_the_reader_of_the_output_may_leave(data, tmp_path):
-    command = [sys.executable, "-m", "lamina", "train", data, *TINY_FLAGS, "--max-update", "2", "--no-save"]
-    pipe = f"{' '.join(map(repr, command))} | head -n 1"
-    done = subprocess.run(pipe, shell=True, capture_output=True, text=True, check=False)
+    """Training does not depend on anybody reading its log."""
+    command = [sys.executable, "-m", "lamina", "train", data, *TINY_FLAGS, "--max-update", "5", "--save-dir", str(tmp_path)]
+    pipe = f"{' '.join(map(repr, command))} 2>&1 | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("| ")
-    assert "Traceback" not in done.stderr
+    assert last(tmp_path).training["progress"]["updates"] == 5
+
+
+@pytest.mark.parametrize("log_format", ["simple", "json", "rich"])
+@pytest.mark.parametrize("kind", ["closed pipe", "full disk"])
+def test_so_may_the_disk_under_it_be_full(data, tmp_path, log_format, kind):
+    if kind == "full disk" and not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with (open(writing if kind == "closed pipe" else "/dev/full", "w", buffering=1) as stream,
+          redirect_stdout(stream), redirect_stderr(stream)):
+        assert train(data, tmp_path, "--max-update", "5", "--log-format", log_format) == 0
+    assert last(tmp_path).training["progress"]["updates"] == 5
+
+
+@pytest.mark.parametrize("first_failure", [3, 1000])  # while it is written, and when it is closed
+def test_so_may_the_disk_under_tensorboard_be_full(data, tmp_path, capsys, monkeypatch, first_failure):
+    writer = pytest.importorskip("tensorboard.summary.writer.record_writer").RecordWriter
+    real, num_writes = writer.write, []
+
+    def write(self, content):
+        num_writes.append(content)
+        if len(num_writes) >= first_failure:
+            raise OSError(28, "No space left on device")
+        real(self, content)
+
+    def close(self):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writer, "write", write)
+    monkeypatch.setattr(writer, "close", close)
+    assert train(data, tmp_path / "out", "--max-update", "5", "--tensorboard-logdir", str(tmp_path / "board")) == 0
+    out, err = capsys.readouterr()
+    assert out.count(f"| warning: {tmp_path / 'board'} cannot be written any more: No space left on device.") == 1
+    assert "Traceback" not in err
+    assert last(tmp_path / "out").training["progress"]["updates"] == 5
+
+
+def test_a_folder_for_tensorboard_that_cannot_be(data, tmp_path, capsys):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").touch()
+    assert train(data, tmp_path / "out", "--max-update", "5", "--tensorboard-logdir", str(tmp_path / "file" / "board")) == 2
+    assert f"--tensorboard-logdir {tmp_path / 'file' / 'board'} cannot be written: Not a directory" in error_of(capsys)
 
 
 # -- the references' command lines, verbatim but for folders, sizes and the number of updates

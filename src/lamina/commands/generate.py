@@ -37,12 +37,14 @@ from lamina.text.vocabulary import UNK
 
 # As in the references, where neither limit is given.
 DEFAULT_MAX_TOKENS = 12000
+# Ranks meet at the end only, and some have longer sentences than others.
+MINUTES_TO_MEET = 30.0
 
 
 def run(config: GenerateConfig) -> None:
     """Alone, or as one of several ranks (torchrun), which share the batches; the first prints what all found."""
     is_on_gpu = torch.cuda.is_available() and not config.files.cpu
-    with joined(RanksConfig(), is_on_gpu=is_on_gpu) as ranks, console.silence(is_on=not ranks.is_first):
+    with joined(RanksConfig(timeout=MINUTES_TO_MEET), is_on_gpu=is_on_gpu) as ranks, console.silence(is_on=not ranks.is_first):
         _generate(config, ranks)
 
 

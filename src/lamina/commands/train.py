@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lamina import console
@@ -22,6 +24,13 @@ def run(config: TrainConfig) -> None:
         yaml.safe_dump(values, sys.stdout, sort_keys=False, allow_unicode=True)
         return
     # Here, not above: --help and --print-config answer without loading torch.
+    from lamina.distributed.signals import saves_wait
+
+    with console.lasting_output(), saves_wait():
+        _run(config)
+
+
+def _run(config: TrainConfig) -> None:
     import torch
 
     from lamina.distributed.launch import joined, num_to_start, start_ranks
@@ -32,17 +41,21 @@ def run(config: TrainConfig) -> None:
         console.notice(f"starting {number} processes, one for each {'GPU' if is_on_gpu else 'part of the data'}")
         start_ranks(number, run, config)
         return
+    from lamina.distributed.agreement import check_agreement
+    from lamina.training.folder_lock import only_run_in
     from lamina.training.loop import train
     from lamina.training.memory_limit import advise_when_short
     from lamina.training.run import Run
 
     with joined(config.ranks, is_on_gpu=is_on_gpu) as ranks, advise_when_short(config):
-        training = Run(config, ranks)
-        try:
-            introduce(training)
-            train(training)
-        finally:
-            training.reporter.close()
+        check_agreement(config, ranks)
+        with only_run_in(Path(config.saving.save_dir)) if ranks.is_first and config.saving.is_on else nullcontext():
+            training = Run(config, ranks)
+            try:
+                introduce(training)
+                train(training)
+            finally:
+                training.reporter.close()
 
 
 def introduce(run: Run) -> None:

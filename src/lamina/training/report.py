@@ -14,7 +14,7 @@ import torch
 from lamina import console
 from lamina.config.train_options import ROUGE_KINDS, LogConfig, OptimizationConfig
 from lamina.distributed.ranks import Ranks
-from lamina.errors import ConfigError
+from lamina.training.scalars import Scalars
 from lamina.training.validate import bits_per_token
 
 
@@ -74,7 +74,7 @@ class Reporter:
         # Its figures are those of all ranks, so one tells them.
         self.format = _chosen_format(config) if ranks.is_first else "none"
         self.interval = Interval(time.perf_counter())
-        self._tensorboard = _open_tensorboard(config.tensorboard_dir) if ranks.is_first else None
+        self._scalars = Scalars(config.tensorboard_dir if ranks.is_first else None, self.note)
         self._bar: Any = None
         self._task: Any = None
         self._warnings: list[str] = []
@@ -117,7 +117,7 @@ class Reporter:
             figures["eta"] = str(timedelta(seconds=round(scalars["eta_s"])))
         self.interval = Interval(now)
         self._show_interval(epoch, batches_done, figures)
-        self._write_scalars("train", scalars, updates)
+        self._scalars.write("train", scalars, updates)
 
     def _updates_left(self, epoch: int, batches_done: int, updates: int) -> float | None:
         """Until whichever limit comes first; None where there is none."""
@@ -142,7 +142,7 @@ class Reporter:
 
     def summary(self, epoch: int, figures: dict[str, Any], updates: int, where: str = "train") -> None:
         """The closing line of an epoch, or of a validation."""
-        self._write_scalars(where, figures, updates)
+        self._scalars.write(where, figures, updates)
         if self.format == "none":
             return
         if self.format == "json":
@@ -182,17 +182,10 @@ class Reporter:
 
     def close(self) -> None:
         self.end_epoch()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        self._scalars.close()
 
     def _print_json(self, row: dict[str, Any]) -> None:
         print(json.dumps(row), flush=True)
-
-    def _write_scalars(self, where: str, figures: dict[str, Any], updates: int) -> None:
-        if self._tensorboard is not None:
-            for name, value in figures.items():
-                if isinstance(value, (int, float)):
-                    self._tensorboard.add_scalar(f"{where}/{name}", value, updates)
 
 
 def _chosen_format(config: LogConfig) -> str:
@@ -208,13 +201,3 @@ def _new_bar() -> Any:
 
     return Progress(TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(), TimeRemainingColumn(),
                     TextColumn("{task.fields[figures]}"), console=Console(stderr=True), transient=True)
-
-
-def _open_tensorboard(folder: str | None) -> Any:
-    if not folder:
-        return None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ConfigError("--tensorboard-logdir needs the package tensorboard: pip install 'lamina[tensorboard]'.") from None
-    return SummaryWriter(folder)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -28,7 +28,7 @@ from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.replicated import ReplicatedWeights
 from lamina.distributed.signals import StopWish
 from lamina.distributed.weights import FlatWeights
-from lamina.errors import CheckpointError, DataError, StopSignal
+from lamina.errors import AlreadyToldError, CheckpointError, DataError, StopSignal
 from lamina.fields import flatten
 from lamina.interop.any_format import load_any
 from lamina.interop.fairseq_file import DictionaryPlaces
@@ -231,12 +231,30 @@ class Run:
             self.keeper.save(checkpoint, names, f" (epoch {epoch} @ {self.progress.updates} updates)",
                              can_be_left_out=not is_end and list(names) == [LAST_NAME])
 
-    def is_wished_to_stop(self, wish: StopWish) -> bool:
-        """Whether any rank heard a signal: they hear it at different moments, and must stop after the same update."""
-        (wishes,) = self.ranks.sum(int(wish.signal is not None))
-        return wishes > 0
+    def heed(self, wish: StopWish, *, is_check_next: bool = False) -> bool:
+        """Whether any rank heard a signal to stop; one to save is granted here.
 
-    def stop_for(self, wish: StopWish, *, is_check_skipped: bool = False) -> None:
+        Ranks hear signals at different moments, and must stop or save after the same update.
+        """
+        stops, saves = self.ranks.sum(int(wish.signal is not None), int(wish.take_save()))
+        if saves and not stops:
+            self._save_now(is_check_next=is_check_next)
+        return stops > 0
+
+    def _save_now(self, *, is_check_next: bool) -> None:
+        """As a run that stops here would, and then go on."""
+        if not self.config.saving.is_on:
+            self.reporter.note("SIGUSR1: nothing is saved (--no-save)")
+            return
+        started = time.perf_counter()
+        self.watch.flush()
+        self.progress.seconds = self._seconds()
+        self.progress.is_check_pending = is_check_next
+        self._save({}, [LAST_NAME], self.progress.epoch, is_end=True)
+        self.progress.is_check_pending = False
+        self.reporter.skip_time(time.perf_counter() - started)
+
+    def stop_for(self, wish: StopWish, *, is_check_skipped: bool = False) -> NoReturn:
         """Leave as a signal wished: with all that was done on disk. What was due now is done when the run goes on.
 
         Not even a validation comes first: whoever takes a machine away waits for half a minute.
@@ -249,9 +267,10 @@ class Run:
         if saving.is_on:
             self._save({}, [LAST_NAME], progress.epoch, is_end=True)
         self.keeper.finish()
-        if not self.ranks.is_first:
-            return
+        self.ranks.sum(0)  # launchers end all ranks when one is gone: nobody leaves before the state is on disk
         number = wish.signal or signal.SIGTERM
+        if not self.ranks.is_first:
+            raise AlreadyToldError(128 + number)
         saved = f"{self.keeper.folder / LAST_NAME} is saved, and the same command goes on from there"
         if not saving.is_on or self.watch.is_in_doubt:
             saved = f"nothing is saved ({'--no-save' if not saving.is_on else 'the latest gradient was not finite'})"
