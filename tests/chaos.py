@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -124,8 +124,8 @@ class Chaos:
     def words(self, name: str) -> list[str]:
         return ["train", str(self.data), *FLAGS, "--max-update", str(self.max_update), "--save-dir", str(self.folder / name)]
 
-    def live(self, name: str, prepare: Callable[[], None] = lambda: None) -> Life:
-        return Life(self.words(name), self.folder / f"{name}.log", prepare)
+    def live(self, name: str, prepare: Callable[[], None] = lambda: None, flags: Sequence[str] = ()) -> Life:
+        return Life([*self.words(name), *flags], self.folder / f"{name}.log", prepare)
 
     def is_as_expected(self, name: str) -> bool:
         found = load_checkpoint(self.folder / name / "checkpoint_last.pt")
@@ -254,6 +254,24 @@ class Chaos:
         row.remark = row.remark or f"noticed every time; {num_resumed} resumed from the one before"
         return row
 
+    def begin_again(self, number: int) -> Row:
+        """A second phase in the folder of a first one, counting from 0: nothing of the first is lost, and its own are kept."""
+        row = Row("second phase in one folder")
+        for attempt in range(number):
+            name, row.injected = f"phases{attempt}", row.injected + 1
+            folder = self.folder / name
+            lengths = [2 * self.random.randrange(3, self.max_update // 2 + 1) for _ in range(2)]
+            assert self.live(name, flags=["--max-update", str(lengths[0])]).end(HANGS_AFTER) == 0
+            before = {path.read_bytes() for path in folder.iterdir()}
+            reset = ["--reset-optimizer", "--reset-dataloader", "--reset-meters", "--max-update", str(lengths[1])]
+            assert self.live(name, flags=reset).end(HANGS_AFTER) == 0
+            numbered = {path: load_checkpoint(path).training for path in folder.glob("checkpoint_*_*.pt")}
+            run = load_checkpoint(folder / "checkpoint_last.pt").training["run"]
+            own = sorted(training["progress"]["updates"] for path, training in numbered.items() if training["run"] == run)
+            is_kept = before <= {path.read_bytes() for path in folder.iterdir()}
+            row.survived += is_kept and own == list(range(lengths[1] - 4, lengths[1] + 1, 2))
+        return row
+
     def kill_ranks(self, number: int) -> Row:
         """The launcher starts two ranks, one of them is killed, and it starts both again, three times at most."""
         row = Row("one of two ranks killed")
@@ -345,7 +363,7 @@ def run_all(*, seed: int) -> bool:
         print(f"| an undisturbed run of {chaos.max_update} updates takes {chaos.whole_seconds:.1f} s; seed {seed}", flush=True)
         rows = []
         for fault in (lambda: chaos.kill(120), lambda: chaos.terminate(10), lambda: chaos.fill_disk(8), chaos.stay_full,
-                      lambda: chaos.corrupt(200, 10), lambda: chaos.kill_ranks(3)):
+                      lambda: chaos.corrupt(200, 10), lambda: chaos.begin_again(20), lambda: chaos.kill_ranks(3)):
             rows.append(fault())
             print(f"{table(rows[-1:]).splitlines()[1]}  ({time.monotonic() - started:.0f} s)", flush=True)
     print(f"\n{table(rows)}")

@@ -52,6 +52,10 @@ def test_damage_is_noticed_and_the_checkpoint_before_taken(inject):
     assert survived(inject("corrupt", 10, 2))
 
 
+def test_a_second_phase_takes_nothing_from_the_first(inject):
+    assert survived(inject("begin_again", 1))
+
+
 def test_the_table():
     lines = table([Row("kill", 3, 2, 7, "slow")]).splitlines()
     assert lines[1].split() == ["kill", "3", "2", "7", "slow"]

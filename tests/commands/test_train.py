@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from itertools import count
 
 import pytest
 import torch
@@ -150,6 +151,42 @@ def test_resetting(data, tmp_path, capsys):
     # The schedule alone: updates go on, the warm-up begins anew.
     assert train(data, tmp_path, "--restore-file", "start.pt", "--reset-lr-scheduler", "--max-update", str(updates + 1)) == 0
     assert last(tmp_path).training["progress"]["schedule_start"] == updates
+
+
+def test_a_second_phase_in_one_folder(data, tmp_path, capsys, monkeypatch):
+    """Its updates count from 0 again, and are the newest all the same; the first phase's files stay."""
+    import lamina.train.run as run_module
+
+    moments = count(10)  # these runs take less than the seconds that a file tells
+    monkeypatch.setattr(run_module, "origin", lambda: {"time": str(next(moments))})
+    flags = ("--no-epoch-checkpoints", "--save-interval-updates", "2", "--keep-interval-updates", "2")
+    assert train(data, tmp_path, *flags, "--max-update", "12") == 0
+    run = last(tmp_path).training["run"]
+    assert train(data, tmp_path, *flags, "--max-update", "14") == 0  # the same run continued
+    assert last(tmp_path).training["run"] == run
+    first = {path.name for path in tmp_path.glob("checkpoint_?_*.pt")}
+    assert {name[:-3].split("_")[-1] for name in first} == {"12", "14"}
+    capsys.readouterr()
+    assert train(data, tmp_path, *flags, "--max-update", "8", "--reset-optimizer", "--reset-dataloader", "--reset-meters") == 0
+    second = {path.name for path in tmp_path.glob("checkpoint_?_*.pt")} - first
+    assert {name[:-3].split("_")[-1] for name in second} == {"6", "8"}
+    assert first < {path.name for path in tmp_path.iterdir()}
+    assert (tmp_path / f"checkpoint_best.run-{run}.pt").exists()
+    assert f"is of another run: it is now checkpoint_last.run-{run}.pt" in capsys.readouterr().out
+    # Averages and stand-ins are of the second as well.
+    average = ["average", "--inputs", str(tmp_path), "--num-update-checkpoints", "2"]
+    assert main([*average, "--output", str(tmp_path / "a.pt")]) == 0
+    out, err = capsys.readouterr()
+    assert all(name in out for name in second)
+    assert "2 update checkpoints of another run, left out" in err
+    (tmp_path / "checkpoint_best.pt").unlink()
+    (tmp_path / "checkpoint_last.pt").unlink()
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"damaged beyond reading")
+    for path in tmp_path.glob("checkpoint*.pt"):
+        os.utime(path, (1000, 1000) if path.name in second else (2000, 2000))  # as copies may have them
+    assert train(data, tmp_path, *flags, "--max-update", "8") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"Going on from \S+checkpoint_\d_8.pt instead, the latest of the run that saved last \(run-", out)
 
 
 def test_finetuning_takes_weights_only(data, tmp_path, capsys):

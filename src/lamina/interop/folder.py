@@ -20,7 +20,7 @@ from lamina.text.subword import load_subwords, save_subwords, subword_to_dict
 FORMAT = 1
 WEIGHTS_NAME, CONFIG_NAME = "model.safetensors", "config.json"
 # What resuming needs and nobody else: it stays behind.
-_OF_TRAINING = ("optimizer", "optimizer_kind", "optimizer_problem", "scale")
+_OF_TRAINING = ("optimizer", "optimizer_kind", "optimizer_problem", "scale", "run")
 
 
 def is_exported(path: Path) -> bool:

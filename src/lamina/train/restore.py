@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lamina.checkpoint.format import Checkpoint, load_weights_
 from lamina.checkpoint.prune import prune_config, structure_of
+from lamina.checkpoint.runs import BEFORE_RUNS, is_run, named, new_run
 from lamina.config.fields import build, flatten
 from lamina.config.keep import SIDES, KeepConfig
 from lamina.config.train import SavingConfig, TrainConfig
@@ -73,13 +74,30 @@ def load_whole(path: Path, load: Callable[[Path], Checkpoint], note: Callable[[s
         damage = error
     for other in earlier_checkpoints(path):
         try:
-            checkpoint = load(other)
+            checkpoint = load(other.path)
         except CheckpointError:
             continue
         if "progress" in checkpoint.training:
-            note(f"warning: {damage} Going on from {other} instead")
-            return other, checkpoint
+            whose = {True: "", False: f", which is of another run ({named(run_of(checkpoint))}): none of this run is whole",
+                     None: "" if other.mark is None else
+                     f", the latest of the run that saved last ({named(run_of(checkpoint))}): the folder holds several runs, "
+                     "and of which one the damaged file was cannot be read"}[other.is_same_run]
+            note(f"warning: {damage} Going on from {other.path} instead{whose}")
+            return other.path, checkpoint
     raise damage
+
+
+def run_of(checkpoint: Checkpoint) -> str:
+    run = checkpoint.training.get("run", BEFORE_RUNS)
+    return run if is_run(run) else BEFORE_RUNS
+
+
+def run_to_be(start: StartingPoint | None, saving: SavingConfig) -> str:
+    """The id of the run that is continued; a new one where updates or epochs count from the beginning, or two would fork."""
+    is_continued = (start is not None and start.is_resumed and saving.restore_file == DEFAULT_RESTORE_FILE
+                    and "optimizer" in start.checkpoint.training
+                    and not (saving.reset_optimizer or saving.reset_dataloader))
+    return run_of(start.checkpoint) if start is not None and is_continued else new_run()
 
 
 def restore_weights_(model: nn.Module, checkpoint: Checkpoint, task: Task, path: Path) -> None:

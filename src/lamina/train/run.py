@@ -52,6 +52,7 @@ from lamina.train.restore import (
     pruned_config,
     restore_training,
     restore_weights_,
+    run_to_be,
 )
 from lamina.train.schedule import build_schedule
 from lamina.train.signals import StopWish
@@ -83,7 +84,7 @@ class Run:
         self.model = self.task.build_model().to(self.device)
         for stack in stacks_of(self.model).values():
             stack.recomputes = config.precision.checkpoint_activations
-        self.keeper = Keeper(config.saving, self.reporter.note)
+        self.keeper = Keeper(config.saving, self.reporter.note, run_to_be(start, config.saving))
         self.progress = Progress()
         self._feeds: dict[int, Feed] = {}
         if start is None:
@@ -349,7 +350,8 @@ class Run:
             return list(islice(batches, number))
 
     def checkpoint(self, metrics: dict[str, float]) -> Checkpoint:
-        training: dict[str, Any] = {"progress": self.progress.state(), "scale": self.updater.scale.state()}
+        training: dict[str, Any] = {"run": self.keeper.run, "progress": self.progress.state(),
+                                    "scale": self.updater.scale.state()}
         if self.config.saving.has_optimizer_state:
             training["optimizer"] = optimizer_state(self.updater)
             training["optimizer_kind"] = flatten(self.config.optimization)["optimizer"]
