@@ -8,13 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import count
 
 import pytest
 import torch
 
 from golden_files import GOLDEN
-from lamina.checkpoint.format import load_checkpoint
+from lamina.checkpoint.format import load_checkpoint, save_checkpoint
 from lamina.cli import main
 from lamina.train.signals import StopWish
 from tiny import TINY_FLAGS, make_data, write_text
@@ -550,16 +551,66 @@ def test_a_bad_gradient_is_skipped_and_counted(data, tmp_path, capsys, monkeypat
     assert "training ended with 1 updates whose gradient was not finite" in capsys.readouterr().err
 
 
-def test_a_validation_that_is_no_number_is_never_the_best(data, tmp_path, monkeypatch):
+def test_a_state_whose_validation_is_not_finite_is_not_saved(data, tmp_path, monkeypatch, capsys):
     import lamina.train.run as run_module
 
+    assert train(data, tmp_path, "--max-epoch", "1") == 0
+    before = (tmp_path / "checkpoint_last.pt").read_bytes()
     nan = dict.fromkeys(("loss", "nll_loss", "ppl"), float("nan"))
     monkeypatch.setattr(run_module, "validation_loss", lambda *_, **__: nan)
-    assert train(data, tmp_path, "--max-epoch", "1") == 0
-    assert not (tmp_path / "checkpoint_best.pt").exists()
+    capsys.readouterr()
+    assert train(data, tmp_path, "--max-epoch", "2") == 2
+    out, err = capsys.readouterr()
+    assert "no checkpoint now: the latest validation loss was not finite" in out
+    assert "training ended on a state whose validation loss was not finite; checkpoints from before are untouched." in err
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == before
+    assert not (tmp_path / "checkpoint2.pt").exists()
     monkeypatch.undo()
     assert train(data, tmp_path, "--max-epoch", "2") == 0
-    assert (tmp_path / "checkpoint_best.pt").exists()
+    assert (tmp_path / "checkpoint2.pt").exists()
+
+
+@pytest.mark.parametrize("flags", [("--lr", "1e38"), ("--lr", "1e38", "--optimizer", "sgd", "--clip-norm", "1e30", "--no-save"),
+                                   ("--lr", "3e38", "--optimizer", "sgd", "--weight-decay", "1000", "--disable-validation")])
+def test_a_ruined_state_is_no_result(data, tmp_path, capsys, flags):
+    assert train(data, tmp_path, "--max-update", "1", "--warmup-updates", "0", *flags) == 2
+    assert re.search(r"training (ended on a state whose validation loss was not|diverged: after update 1, \S+ holds values "
+                     "that are not) finite", error_of(capsys))
+    assert not list(tmp_path.glob("*.pt"))
+
+
+def test_a_ruined_checkpoint_is_not_resumed_from(data, tmp_path, capsys):
+    assert train(data, tmp_path, "--max-epoch", "2") == 0
+    path = tmp_path / "checkpoint_last.pt"
+    whole = last(tmp_path)
+    name = next(iter(whole.weights))
+    path.unlink()
+    (tmp_path / "checkpoint2.pt").unlink()
+    (tmp_path / "checkpoint_best.pt").unlink()
+    save_checkpoint(path, replace(whole, weights=whole.weights | {name: whole.weights[name] * math.nan}))
+    capsys.readouterr()
+    assert train(data, tmp_path, "--max-epoch", "2") == 0
+    assert re.search(rf"warning: \S+last.pt is of no use: {name} holds values .* Going on from \S+checkpoint1.pt instead\n",
+                     capsys.readouterr().out)
+    save_checkpoint(tmp_path / "mine.pt", replace(whole, weights=whole.weights | {name: whole.weights[name] * math.inf}))
+    assert train(data, tmp_path / "new", "--finetune-from-model", str(tmp_path / "mine.pt"), "--max-epoch", "1") == 2
+    assert "mine.pt is of no use" in error_of(capsys)
+
+
+def test_an_epoch_without_an_update_has_no_loss(data, tmp_path, capsys, monkeypatch):
+    import lamina.train.update as update_module
+
+    real = update_module.batch_loss
+
+    def bad(*arguments, **options):
+        sums = real(*arguments, **options)
+        return sums._replace(loss=sums.loss * math.nan)
+
+    monkeypatch.setattr(update_module, "batch_loss", bad)
+    assert train(data, tmp_path, "--max-epoch", "1") == 2
+    out = capsys.readouterr().out
+    assert "| epoch 001 | loss nan | nll_loss nan | ppl nan |" in out
+    assert not list(tmp_path.glob("*.pt"))
 
 
 def test_a_full_disk(data, tmp_path, capsys, monkeypatch):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lamina.checkpoint.finite import ruined_part
 from lamina.checkpoint.format import Checkpoint, load_weights_
 from lamina.checkpoint.prune import prune_config, structure_of
 from lamina.checkpoint.runs import BEFORE_RUNS, is_run, named, new_run
@@ -63,9 +64,15 @@ def find_restore_file(saving: SavingConfig) -> Path | None:
     return next((path for path in places if path.is_file() or is_exported(path)), None)
 
 
-def load_whole(path: Path, load: Callable[[Path], Checkpoint], note: Callable[[str], None], *,
+def load_whole(path: Path, read: Callable[[Path], Checkpoint], note: Callable[[str], None], *,
                may_fall_back: bool) -> tuple[Path, Checkpoint]:
-    """The checkpoint, or if that is damaged the latest one beside it that is whole, with a warning."""
+    """The checkpoint, or if that is damaged or ruined the latest one beside it that is whole, with a warning."""
+    def load(path: Path) -> Checkpoint:
+        checkpoint = read(path)
+        if (name := ruined_part(checkpoint)) is not None:
+            raise DamageError(f"{path} is of no use: {name} holds values that are not finite. Take an earlier one.")
+        return checkpoint
+
     try:
         return path, load(path)
     except DamageError as error:

@@ -189,7 +189,7 @@ class Run:
     def close_epoch(self, *, is_cut_short: bool) -> None:
         progress = self.progress
         epoch = progress.epoch
-        figures: dict[str, Any] = bits_per_token(progress.epoch_loss, progress.epoch_nll, max(progress.epoch_tokens, 1))
+        figures: dict[str, Any] = bits_per_token(progress.epoch_loss, progress.epoch_nll, progress.epoch_tokens)
         lr = self.schedule(progress.updates - progress.schedule_start, epoch)
         self.reporter.summary(epoch, {**figures, "lr": lr, "train_wall": round(self._seconds())}, progress.updates)
         if not is_cut_short:
@@ -206,7 +206,9 @@ class Run:
         is_due = not is_epoch_end or epoch % validation.interval == 0 or self._is_validation_due() or self.why_stop()
         if is_due and not validation.is_off:
             metrics = self._validate(epoch)
-        is_best = not self.watch.is_in_doubt and self._is_best(metrics)
+            self.watch.validated(metrics)
+        self.watch.check_weights(self.updater.weights, self.updater.optimizer.state(), self.ranks)
+        is_best = not self.watch.doubt and self._is_best(metrics)
         if metrics:
             self.progress.stale_validations = 0 if is_best else self.progress.stale_validations + 1
         self.progress.seconds = self._seconds()
@@ -217,9 +219,9 @@ class Run:
         self.reporter.skip_time(time.perf_counter() - started)
 
     def _save(self, metrics: dict[str, float], names: Sequence[str], epoch: int, *, is_end: bool) -> None:
-        if self.watch.is_in_doubt:
+        if self.watch.doubt:
             # The update before may have ruined the weights: what is on disk is better than what would replace it.
-            self.reporter.note("no checkpoint now: the latest gradient was not finite")
+            self.reporter.note(f"no checkpoint now: {self.watch.doubt}")
             return
         checkpoint = self.checkpoint(metrics)  # to which all ranks may contribute; one writes it
         if self.ranks.is_first:
@@ -242,14 +244,15 @@ class Run:
         progress.seconds = self._seconds()
         progress.is_check_pending = is_check_skipped
         if saving.is_on:
+            self.watch.check_weights(self.updater.weights, self.updater.optimizer.state(), self.ranks)
             self._save({}, [LAST_NAME], progress.epoch, is_end=True)
         self.keeper.finish()
         if not self.ranks.is_first:
             return
         number = wish.signal or signal.SIGTERM
         saved = f"{self.keeper.folder / LAST_NAME} is saved, and the same command goes on from there"
-        if not saving.is_on or self.watch.is_in_doubt:
-            saved = f"nothing is saved ({'--no-save' if not saving.is_on else 'the latest gradient was not finite'})"
+        if not saving.is_on or self.watch.doubt:
+            saved = f"nothing is saved ({'--no-save' if not saving.is_on else self.watch.doubt})"
         raise StopSignal(f"stopped by {number.name} after update {progress.updates}: {saved}.", number)
 
     def _validate(self, epoch: int) -> dict[str, float]:
