@@ -18,6 +18,7 @@ from lamina.config.fields import build, unique_leaves
 from lamina.config.prune import LayerMetricConfig, LayerSearchConfig
 from lamina.config.train import CRITERIA
 from lamina.data.feed import Feed
+from lamina.data.verify import verify_splits
 from lamina.errors import ConfigError, DataError
 from lamina.tasks import TASKS
 from lamina.tasks.translation import Translation
@@ -43,6 +44,7 @@ def open_meter(checkpoint: Checkpoint, folder: str, config: LayerMetricConfig, p
     device = torch.device("cuda" if torch.cuda.is_available() and not config.cpu else "cpu")
     limits = BatchConfig(max_tokens=config.max_tokens or (None if config.max_sentences else DEFAULT_MAX_TOKENS),
                          max_sentences=config.max_sentences)
+    verify_splits(task.data_parts(task.folders[:1]), [config.subset], "once", pair=task.language_pair, note=notice)
     feed = Feed(task.corpus(config.subset), seed=1, limits=limits, max_positions=task.max_positions, device=device,
                 is_shuffled=False)
     if len(feed.too_long.indices):

@@ -20,6 +20,7 @@ from lamina.config.generate import GenerateConfig, ModelFiles, SplitData
 from lamina.config.ranks import RanksConfig
 from lamina.data.batching import DEFAULT_BATCH_SIZE
 from lamina.data.corpus import Example, Languages, ParallelCorpus, load_dictionaries, open_corpus
+from lamina.data.verify import verify_splits
 from lamina.decode.beam import Search
 from lamina.decode.lines import Describer
 from lamina.decode.rows import search_rows
@@ -155,6 +156,7 @@ def open_split(data: SplitData, translator: Translator, path: str,
             raise CheckpointError(f"{folder} was made with the {side} dictionary {own.digest}, but {path} expects "
                                   f"{theirs.digest}. Pass the matching data folder, or preprocess with its dictionary.")
     sizes = (len(translator.vocabularies[0]), len(translator.vocabularies[1]))
+    verify_splits([folder], [data.subset], "once", pair=languages, note=console.notice)
     return open_corpus(folder, data.subset, languages, sizes, max_source_length=max_source_length)
 
 

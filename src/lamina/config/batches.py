@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from lamina.config.fields import REQUIRED, check, flag, part
 from lamina.config.masked import MaskingConfig, SentenceConfig
 
+VERIFY_MODES = ("once", "full", "off")
 BREAK_MODES = ("none", "complete", "complete_doc", "eos")
 
 
@@ -39,6 +40,8 @@ class DataConfig:
     upsample_primary: int = flag(1, "how many times to read NAME when NAME1, .. are added")
     truncate_source: bool = flag(False, "cut sources to --max-source-positions instead of leaving the pair out",
                                  tasks=("translation",))
+    verify: str = flag("once", "compare large data files with the checksums that `lamina preprocess` noted: once for each size "
+                               "and time of a file (once), at each start (full) or never (off)", choices=VERIFY_MODES)
     blocks: BlockConfig = part(BlockConfig, tasks=("language_modeling", "masked_lm"))
     masking: MaskingConfig = part(MaskingConfig, tasks=("masked_lm",))
     sentences: SentenceConfig = part(SentenceConfig, tasks=("sentence_prediction",))

@@ -18,7 +18,6 @@ from lamina.data.encoding import (
     SplitReport,
     SplitTask,
     count_range,
-    file_hash,
     merge_counts,
     write_side,
 )
@@ -35,6 +34,7 @@ from lamina.data.lines import TextFile, count_lines, file_size, split_ranges
 from lamina.data.segmentation import make_subwords, subword_kind
 from lamina.data.workers import Progress, Workers, available_cores, no_progress
 from lamina.errors import DataError
+from lamina.files import file_hash
 from lamina.text.subword import Subword, load_subwords, model_files, save_subwords, subword_to_dict
 from lamina.text.vocabulary import Vocabulary
 
@@ -187,8 +187,9 @@ def _write_companions(config: PreprocessConfig, folder: Path, staged: Path, voca
     save_subwords(staged, kept | named)
     hashes = {name: digest for side in sides for name, digest in side.counts.hashes.items()}
     hashes |= {path.name: file_hash(path) for path in staged.iterdir() if path.is_file() and path.name not in hashes}
+    quick_sums = {name: digest for side in sides for name, digest in side.counts.quick_sums.items()}
     files = {name: {"bytes": (staged / name).stat().st_size, "sha256": digest}
-             for name, digest in sorted(hashes.items())}
+             | ({"quick": quick_sums[name]} if name in quick_sums else {}) for name, digest in sorted(hashes.items())}
     write_manifest(staged, {
         "lamina": __version__,
         "vocabularies": earlier.get("vocabularies", {}) | {

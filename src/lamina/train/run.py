@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from lamina.config.train import LARGER_IS_BETTER, TrainConfig
 from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus
 from lamina.data.feed import Feed
+from lamina.data.verify import verify_splits
 from lamina.data.watch import FilesWatch
 from lamina.errors import CheckpointError, DataError, StopSignal
 from lamina.interop.fairseq_file import DictionaryPlaces
@@ -80,6 +82,9 @@ class Run:
         self.task = TASKS[config.task](config.data, config.model)
         self.schedule = build_schedule(optimization.schedule, lr=optimization.lr, min_lr=optimization.min_lr,
                                        max_update=optimization.max_update)
+        if ranks.is_first or os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) == "0":  # once on each machine
+            verify_splits(self.task.data_parts(self.task.folders), (config.data.train_subset, *self.task.valid_splits),
+                          config.data.verify, pair=self.task.language_pair, note=self.reporter.note)
         torch.manual_seed(config.seed)
         self.model = self.task.build_model().to(self.device)
         for stack in stacks_of(self.model).values():
