@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from lamina.errors import DataError, LaminaError
+from lamina.recipes.confine import ADVICE, is_inside, is_place_inside
 
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 # A segment of a WMT (.sgm) or IWSLT (.xml) test set, which may run over several lines.
@@ -29,9 +30,11 @@ TALK_TAG = re.compile(r"</?(?:title|description)\s*>", re.IGNORECASE)
 MAX_SEGMENT_CHARACTERS = 1_000_000
 
 
-def read_place(folder: Path, place: str) -> Iterator[str]:
-    """The sentences of a place, in order; what is not UTF-8 has U+FFFD in it."""
+def read_place(folder: Path, place: str, *, is_confined: bool = True) -> Iterator[str]:
+    """The sentences of a place, in order; what is not UTF-8 has U+FFFD in it. One that is confined lies below `folder`."""
     path, member = _find(folder, place)
+    if is_confined and not (is_place_inside(place) and is_inside(path, folder)):
+        raise DataError(f"{path} lies outside of {folder}, the folder that a corpus may read. {ADVICE}.")
     lines = _raw_lines(path, member)
     name = Path(member or path).name.removesuffix(".gz")
     if name.endswith((".sgm", ".sgml", ".xml")):
