@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,60 @@ def quick_sum(path: str | Path) -> str:
             digest.update(block[whole:size].tobytes())
     digest.update(columns.astype("<u8").tobytes())
     return digest.hexdigest()
+
+
+# What the content of a file may come to when every reference in it is followed: so many times its size, and this much more.
+LIMIT_FACTOR, LIMIT_SPARE = 10, 2**24
+MAX_DEPTH = 100
+MAX_INTEGER_BITS = 256  # longer ones cannot be printed
+
+
+class Budget:
+    """How large plain values are, with every reference followed: a list that holds a list twice ... holds it 2^n times.
+
+    Each object is walked once. `cost` knows of other kinds: what a value itself costs, and what else it holds.
+    """
+
+    def __init__(self, limit: int, cost: Callable[[Any], tuple[int, list[Any]] | None] = lambda _: None) -> None:
+        self.limit = limit
+        self._cost = cost
+        self._sizes: dict[int, int] = {}
+        self._kept: list[Any] = []  # an id is an object's as long as that lives
+        self._open: set[int] = set()
+
+    def spend(self, value: Any, depth: int = 0) -> int:
+        """A ValueError where there is no end to it, or it is more than the limit."""
+        if isinstance(value, (str, bytes, bytearray)):
+            return self._checked(1 + len(value))
+        if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
+            raise ValueError("it holds a number of more digits than any that is needed")
+        own, inner = self._cost(value) or (1, _inside(value))
+        if not inner:
+            return self._checked(own)
+        name = id(value)
+        if name in self._open:
+            raise ValueError("it holds itself, and so has no end")
+        if depth > MAX_DEPTH:
+            raise ValueError("it is nested too deeply")
+        if name not in self._sizes:
+            self._open.add(name)
+            for item in inner:
+                own = self._checked(own + self.spend(item, depth + 1))
+            self._open.remove(name)
+            self._sizes[name] = own
+            self._kept.append(value)
+        return self._sizes[name]
+
+    def _checked(self, size: int) -> int:
+        if size > self.limit:
+            raise ValueError(f"it refers to the same things so often that it comes to more than {self.limit} bytes")
+        return size
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    return list(value) if isinstance(value, (list, tuple, set, frozenset)) else []
 
 
 def read_json(path: Path) -> Any:

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
+from lamina.checkpoint.limits import check_archive, check_content
 from lamina.config.fields import build
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, DamageError
@@ -186,8 +187,11 @@ def read_archive(path: str | Path, device: torch.device | str = "cpu",
     try:
         with open(path, "rb") as file:
             is_sealed = not is_checked or check_seal(file, path)
+        check_archive(path, [f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else kind[1]
+                             for kind in allowed])
         with torch.serialization.safe_globals(list(allowed)):
             content = torch.load(path, map_location=device, weights_only=True)
+        check_content(content, os.path.getsize(path))
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}.") from None
     except (PermissionError, IsADirectoryError) as error:

@@ -28,6 +28,9 @@ SEGMENT_END = re.compile(r"</seg\s*>", re.IGNORECASE)
 TALK_NOTE = re.compile(r"\s*</?(?:url|talkid|keywords|speaker|reviewer|translator|doc)\b", re.IGNORECASE)
 TALK_TAG = re.compile(r"</?(?:title|description)\s*>", re.IGNORECASE)
 MAX_SEGMENT_CHARACTERS = 1_000_000
+# Text packs to a fifth, or repeated lines to a fiftieth; what unpacks to more was made to fill the memory or the disk.
+MAX_LINE_BYTES = 2**24
+MOST_TIMES_PACKED, SPARE_BYTES = 200, 2**28
 
 
 def read_place(folder: Path, place: str, *, is_confined: bool = True) -> Iterator[str]:
@@ -79,8 +82,14 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def _raw_lines(path: Path, member: str) -> Iterator[str]:
+    most, done = MOST_TIMES_PACKED * path.stat().st_size + SPARE_BYTES, 0
     with _told(path), _opened(path, member) as file:
-        for line in file:
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            done += len(line)
+            if len(line) > MAX_LINE_BYTES:
+                raise DataError(f"{path} has a line of more than {MAX_LINE_BYTES} bytes, which no text has.")
+            if done > most:
+                raise DataError(f"{path} unpacks to more than {MOST_TIMES_PACKED} times its size, which no text does.")
             yield line.decode("utf-8", errors="replace").rstrip("\r\n")
 
 
