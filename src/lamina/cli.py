@@ -100,8 +100,9 @@ def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
+    console.settle_streams()
     settle_threads(takes_short_turns=bool(words) and words[0] in SHORT_TURNS)
-    return guarded(lambda: execute(words))
+    return console.flushed(guarded(lambda: execute(words)))
 
 
 def guarded(work: Callable[[], int | None]) -> int:
@@ -114,7 +115,7 @@ def guarded(work: Callable[[], int | None]) -> int:
     except AlreadyToldError as error:
         return error.code
     except LaminaError as error:
-        print(f"error: {error}", file=sys.stderr)
+        console.tell(f"error: {error}")
         return 2
     except BrokenPipeError:
         # The reader of our output (head, less) left: nothing more to say, and nothing wrong with it.
@@ -122,10 +123,11 @@ def guarded(work: Callable[[], int | None]) -> int:
         return 0
     except OSError as error:
         # Of a file or folder that a person named, most likely; what has no name is our own defect.
-        if error.filename is None:
+        if error.filename is None and error.errno not in console.STREAM_ERRORS:
             raise
-        print(f"error: {error.filename}: {error.strerror}. Check the name, the permissions and the space on the disk.",
-              file=sys.stderr)
+        what = f"{error.filename}: {error.strerror}" if error.filename is not None else (
+            f"{error.strerror}, while a file or an output of this command was written")
+        console.tell(f"error: {what}. Check the name, the permissions and the space on the disk.")
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 
+# What the system says of a disk, or of a stream that leads to one.
+STREAM_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 Advance = Callable[[int], None]
 # In a log file, so that an hour's work leaves a page and not a book.
 SECONDS_BETWEEN_LINES = 30.0
@@ -24,6 +28,49 @@ def is_first_process() -> bool:
 
 def warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def tell(text: str) -> None:
+    """A last line on stderr, if that can be written to."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def settle_streams() -> None:
+    """Standard streams that are there, and that take any text.
+
+    Where one was closed, the next file to be opened would get its number, and what libraries print would go into that file.
+    Characters that the encoding lacks are escaped.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115, for as long as the process lives
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def flushed(code: int) -> int:
+    """The exit status of a command, once all that it printed is written; Python would only complain about it on leaving."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in STREAM_ERRORS:
+                if stream is sys.stdout:
+                    tell(f"error: standard output could not be written: {error.strerror}. Free some space, or write it "
+                         "elsewhere.")
+                code = code or 2
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return code
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,8 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lamina.errors import DataError
+from lamina.errors import DataError, LaminaError
 
+# The last one is all that torch's writer says.
+DISK_REASONS = (*map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)), "unexpected pos")
 SUM_COLUMNS, SUM_ROWS = 512, 1024  # of quick_sum; a row is 4 KiB
 
 
@@ -24,8 +27,18 @@ def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{path} could not be written: {error.strerror or error}. Free some space or write it "
-                        "elsewhere.") from None
+        raise _unwritten(path, error.strerror or error) from None
+    except Exception as error:
+        # Libraries that write files themselves wrap what the system said, or only repeat its words.
+        cause = next((found for found in (error.__cause__, error.__context__) if isinstance(found, OSError)), None)
+        reason = cause.strerror if cause is not None else next((text for text in DISK_REASONS if text in str(error)), None)
+        if reason is None or isinstance(error, LaminaError):
+            raise
+        raise _unwritten(path, "No space left" if reason == DISK_REASONS[-1] else reason) from None
+
+
+def _unwritten(path: Path, reason: object) -> DataError:
+    return DataError(f"{path} could not be written: {reason}. Free some space or write it elsewhere.")
 
 
 @contextmanager
@@ -53,8 +66,10 @@ def remove_stale_parts(folder: Path) -> None:
     for left in folder.glob(f".*{mark}*.part"):
         number = left.name.removesuffix(".part").rpartition(mark)[2]
         if number.isdecimal() and not is_running(int(number)):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
             with suppress(OSError):
-                left.unlink()
+                left.unlink(missing_ok=True)
 
 
 def is_running(process: int) -> bool:
@@ -88,12 +103,19 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """A folder to write into, beside `path`; it becomes `path` when the block ends, unless the block fails."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise DataError(f"{path} is there already and not empty. Choose another folder, or remove it.")
-    part = part_of(path)
+    is_there = path.exists()
+    # `.` has no name to put another one beside; inside a folder that is there already, its own name does not matter.
+    part = part_of(path / "new" if is_there else Path(os.path.abspath(path)))
     try:
         with _told(path):
+            remove_stale_parts(part.parent)
             part.mkdir(parents=True)
             yield part
-            os.replace(part, path)
+            if is_there:  # it may be somebody's current folder, which would be lost to them if it were replaced
+                for item in sorted(part.iterdir()):
+                    os.replace(item, path / item.name)
+            else:
+                os.replace(part, path)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

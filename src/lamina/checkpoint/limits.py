@@ -40,8 +40,9 @@ def check_archive(path: str | Path, allowed: Collection[str] = ()) -> None:
         unpacked = sum(entry.file_size for entry in archive.infolist())
     if unpacked > LIMIT_FACTOR * size + LIMIT_SPARE:
         raise ValueError(f"its {size} bytes would unpack to {unpacked}, which no checkpoint's do")
-    reader: Any = torch._C.PyTorchFileReader(str(path))  # the one that torch.load reads with
-    _check_pickle(reader.get_record("data.pkl"), allowed)
+    with open(path, "rb") as file:
+        reader: Any = torch._C.PyTorchFileReader(file)  # the one that torch.load reads with
+        _check_pickle(reader.get_record("data.pkl"), allowed)
 
 
 def _check_pickles(file: BinaryIO, allowed: Collection[str]) -> None:

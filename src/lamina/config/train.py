@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lamina.config.batches import BatchConfig, DataConfig
-from lamina.config.fields import check, flag, part, variant
+from lamina.config.fields import check, check_seed, flag, part, variant
 from lamina.config.keep import KeepConfig
 from lamina.config.model import ModelConfig
 from lamina.config.optim import OPTIMIZERS, SCHEDULES, Optimizer, Schedule
@@ -243,7 +243,7 @@ class TrainConfig:
     log: LogConfig = part(LogConfig)
 
     def __post_init__(self) -> None:
-        check(0 <= self.seed < 2**31, f"--seed is {self.seed}; it must be a whole number from 0 to 2^31 - 1.")
+        check_seed(self.seed)
         check(self.batches.is_limited, "a batch needs a limit: give --max-tokens (4096 is a good start) or --batch-size.")
         self._check_criterion()
         self._check_layer_drop()

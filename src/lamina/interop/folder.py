@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 
 from lamina.checkpoint.format import Checkpoint, checked
 from lamina.data.folder import dictionary_name
@@ -52,7 +52,8 @@ def write_folder(folder: Path, checkpoint: Checkpoint) -> None:
                  "training": {name: value for name, value in checkpoint.training.items() if name not in _OF_TRAINING}}
     write_texts(folder, checkpoint)
     described["files"] = {path.name: file_hash(path) for path in sorted(folder.iterdir()) if path.is_file()}
-    (folder / CONFIG_NAME).write_text(json.dumps(described, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / CONFIG_NAME).write_text(json.dumps(described, indent=1, ensure_ascii=False) + "\n", encoding="utf-8",
+                                      errors="backslashreplace")
 
 
 def read_folder(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
@@ -63,7 +64,7 @@ def read_folder(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
                               f"{FORMAT}. Use the Lamina that wrote it, or a newer one.")
     try:
         _check_files(folder, described.get("files", {}))
-        weights = load_file(folder / WEIGHTS_NAME, device=str(device))
+        weights = _weights(folder / WEIGHTS_NAME, device)
         languages = tuple(described["languages"])
         keys = file_keys(described["task"], languages)
         subwords = load_subwords(folder)
@@ -74,6 +75,14 @@ def read_folder(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
             training=described["training"], metrics=described["metrics"], versions=described["versions"]), folder)
     except (OSError, KeyError, TypeError, AttributeError, UnicodeDecodeError, SafetensorError, DataError) as error:
         raise CheckpointError(f"{folder} cannot be read as an exported model: {error}. Export it again.") from None
+
+
+def _weights(path: Path, device: torch.device | str) -> dict[str, torch.Tensor]:
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError:  # a name that safetensors cannot open
+        return {name: value.to(device) for name, value in load(path.read_bytes()).items()}
+    return load_file(path, device=str(device))
 
 
 def _check_files(folder: Path, sums: dict[str, str]) -> None:

@@ -117,6 +117,9 @@ def restore_training(start: StartingPoint, updater: Updater, config: TrainConfig
     progress = Progress.from_state(training.get("progress", {}))
     if "optimizer" in training and not saving.reset_optimizer:
         kind = flatten(config.optimization)["optimizer"]
+        if "optimizer_kind" not in training or not {"value", "good_updates"} <= training.get("scale", {}).keys():
+            raise CheckpointError(f"{start.path} lacks the optimizer's kind or the loss scale that belong to its state. Add "
+                                  "--reset-optimizer to start it afresh.")
         if training["optimizer_kind"] != kind:
             raise CheckpointError(f"the checkpoint was trained with --optimizer {training['optimizer_kind']}, not {kind}. "
                                   "Use that one, or add --reset-optimizer.")
@@ -152,6 +155,11 @@ def load_optimizer_(updater: Updater, stored: dict[str, Any], note: Callable[[st
     if stored.keys() != state.keys():
         raise CheckpointError(f"the checkpoint's optimizer state has {', '.join(sorted(stored))}; expected "
                               f"{', '.join(sorted(state))}. Add --reset-optimizer to start it afresh.")
+    for name, value in state.items():
+        own, is_flat = stored[name], value.shape == updater.weights.master.shape
+        if isinstance(own, dict) != is_flat or (isinstance(own, Tensor) and own.shape != value.shape):
+            raise CheckpointError(f"the checkpoint's optimizer state {name} does not hold what it should. Add "
+                                  "--reset-optimizer to start it afresh.")
     buffers = [value for value in stored.values() if isinstance(value, dict)]
     new = sorted(set(updater.weights.names).difference(*buffers)) if buffers else []
     if new:
