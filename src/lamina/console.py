@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,13 +13,20 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 
 # What the system says of a disk, or of a stream that leads to one.
 STREAM_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+# All but tabs and line feeds.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 Advance = Callable[[int], None]
 # In a log file, so that an hour's work leaves a page and not a book.
 SECONDS_BETWEEN_LINES = 30.0
 
 
+def printable(text: str) -> str:
+    """A text of a file, which a terminal might obey: control characters and those that turn the direction are escaped."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def notice(text: str) -> None:
-    print(f"| {text}", file=sys.stderr, flush=True)
+    print(f"| {printable(text)}", file=sys.stderr, flush=True)
 
 
 def is_first_process() -> bool:
@@ -27,13 +35,13 @@ def is_first_process() -> bool:
 
 
 def warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    print(f"warning: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def tell(text: str) -> None:
     """A last line on stderr, if that can be written to."""
     with suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def settle_streams() -> None:

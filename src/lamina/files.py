@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -205,8 +206,15 @@ def _inside(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple, set, frozenset)) else []
 
 
+def check_regular(path: str | Path) -> None:
+    """An OSError for a pipe or a device: to open one may wait for ever, and it cannot be read twice."""
+    if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
+        raise OSError(errno.EINVAL, "it is no ordinary file, but a pipe or a device", str(path))
+
+
 def read_json(path: Path) -> Any:
     """What a file holds; whatever is wrong with it is an OSError or a ValueError."""
+    check_regular(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:

@@ -28,7 +28,7 @@ from lamina.checkpoint.limits import check_archive, check_content
 from lamina.config.fields import build
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, DamageError
-from lamina.files import is_plain_name, part_of, replace_durably
+from lamina.files import check_regular, is_plain_name, part_of, remove_stale_parts, replace_durably
 from lamina.models.build import BUILDERS
 from lamina.provenance import versions
 from lamina.text.subword import Subword, subword_from_dict
@@ -113,6 +113,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     part = part_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale_parts(path.parent)  # of commands that were killed
         with part.open("w+b") as file:
             with _without_zip_checksums():
                 torch.save({"lamina_format": FORMAT, "is_sealed": True, **content}, file)
@@ -186,6 +187,7 @@ def read_archive(path: str | Path, device: torch.device | str = "cpu",
     One that is not checked may be damaged in its tensors: for whoever reads only the description.
     """
     try:
+        check_regular(path)
         with open(path, "rb") as file:
             is_sealed = not is_checked or check_seal(file, path)
         check_archive(path, [f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else kind[1]

@@ -20,6 +20,7 @@ import numpy as np
 from lamina.data.folder import check_finished
 from lamina.data.verify import check_small
 from lamina.errors import DataError
+from lamina.files import check_regular
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -133,6 +134,8 @@ class BinaryReader:
     def _read_index(self) -> tuple[np.dtype, np.ndarray, np.ndarray]:
         path = f"{self.prefix}.idx"
         try:
+            for ending in (".idx", ".bin"):
+                check_regular(f"{self.prefix}{ending}")
             length = os.path.getsize(path)
             with open(path, "rb") as index:
                 header = index.read(HEADER.size)
@@ -156,7 +159,7 @@ class BinaryReader:
             raise DataError(f"{path} is missing. `lamina preprocess` makes it; check the folder, the split and the "
                             "languages.") from None
         except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+            raise DataError(f"{error.filename or path} cannot be read: {error.strerror}.") from None
         if len(sizes) != count or len(offsets) != count:
             raise self._damaged(".idx", "it became shorter while being read")
         return np.dtype(INT_TYPES[code]), sizes, offsets

@@ -17,7 +17,7 @@ from typing import Any
 
 from lamina.data.folder import MANIFEST_NAME, check_finished, dictionary_name, read_manifest
 from lamina.errors import DataError
-from lamina.files import file_hash, quick_sum, read_json, whole_file
+from lamina.files import check_regular, file_hash, quick_sum, read_json, whole_file
 from lamina.text.subword import SUBWORDS_NAME, Subword, load_subwords, model_files
 from lamina.text.vocabulary import Vocabulary
 
@@ -35,6 +35,10 @@ def load_dictionary(folder: Path, language: str | None) -> Vocabulary:
     """A data folder's dictionary, as preprocess wrote it."""
     check_finished(folder)
     path = folder / dictionary_name(language)
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     check_small(path)
     return Vocabulary.load(path)
 
