@@ -44,7 +44,7 @@ $(VENV)/.site: $(VENV)/.installed
 	touch $@
 
 docs: $(VENV)/.site  ## write the generated pages of docs/ and build the site in build/site
-	$(BIN)/python -m lamina.docs docs
+	$(BIN)/python tools/write_docs.py docs
 	$(BIN)/python -m mkdocs build --strict --quiet
 
 # Small models and little data, to see that all works; docs/performance.md has the commands whose figures mean something.

@@ -37,19 +37,19 @@ from table import machine, show
 
 from lamina.api import DTYPES
 from lamina.checkpoint.format import Checkpoint, load_checkpoint
-from lamina.config.decode import SearchConfig
+from lamina.config.search_options import SearchConfig
 from lamina.config.model import ModelConfig
 from lamina.config.presets import PRESETS
-from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.config.train_options import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
 from lamina.data.batching import Batch, length_batches, pad_rows
 from lamina.data.corpus import find_languages, load_dictionaries, open_corpus
-from lamina.decode.beam import Search
+from lamina.decode.search import Search
 from lamina.interop.ctranslate2 import write_ctranslate2
 from lamina.models.build import PAD_ID, build_model
 from lamina.nn.positions import sinusoid_table
 from lamina.nn.prepacked import Int8Linear, Prepacked, PrepackedLinear, prepack_
 from lamina.threads import settle_threads
-from lamina.train.update import Updater
+from lamina.training.update import Updater
 
 SMOOTHING = 0.1
 PREPACKED = {"fp32": PrepackedLinear, "int8": Int8Linear}

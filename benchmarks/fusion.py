@@ -20,14 +20,14 @@ from steps import as_training_takes_it, made_up_batch, seconds_each
 from table import machine, show
 
 from lamina.api import DTYPES
-from lamina.config.decode import SearchConfig
+from lamina.config.search_options import SearchConfig
 from lamina.config.fusion import AttendedFusion, HardFusion, HeadConfig, MemoryConfig, NoSurface, PostnormFusion, SoftFusion
 from lamina.config.model import ModelConfig
 from lamina.config.presets import PRESETS
-from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
-from lamina.decode.beam import Search
+from lamina.config.train_options import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.decode.search import Search
 from lamina.models.build import build_model
-from lamina.train.update import Updater
+from lamina.training.update import Updater
 
 SURFACES: dict[str, HeadConfig] = {
     "plain": NoSurface(),

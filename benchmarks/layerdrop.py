@@ -21,11 +21,11 @@ from table import machine, show
 
 from lamina.api import DTYPES
 from lamina.config.model import DropoutConfig, EmbeddingConfig, ModelConfig, StackConfig
-from lamina.config.train import OptimizationConfig, PrecisionConfig
+from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.data.batching import AnyBatch
 from lamina.models.build import build_model
-from lamina.train.layer_drop import LayerDrop
-from lamina.train.update import Updater
+from lamina.training.layer_drop import LayerDrop
+from lamina.training.update import Updater
 
 SENTENCE_LENGTH = 32
 WARM_UP = 3  # at each rate: on a GPU, layers are recorded when a shape comes again

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lamina.checkpoint.format import Checkpoint
-from lamina.config.fields import flatten
+from lamina.fields import flatten
 from lamina.config.presets import PRESETS
 from lamina.data.binary import BinaryWriter
 from lamina.models.build import build_model

@@ -31,7 +31,7 @@ import torch
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
 from lamina.errors import DamageError
-from lamina.train.watch import Watch
+from lamina.training.divergence import DivergenceWatch
 from tiny import TINY_FLAGS, make_data
 
 FLAGS = (*TINY_FLAGS, "--cpu", "--num-workers", "0", "--dropout", "0.2", "--surfacefusion", "att", "--sf-gate", "0.8",
@@ -81,13 +81,13 @@ class Life:
             os._exit(code)
 
     def _tell_updates(self) -> None:
-        real = Watch.add
+        real = DivergenceWatch.add
 
-        def add(watch: Watch, *arguments: object) -> None:
+        def add(watch: DivergenceWatch, *arguments: object) -> None:
             real(watch, *arguments)  # type: ignore[arg-type]
             self._told[:8] = struct.pack("<q", watch.progress.updates)
 
-        Watch.add = add  # type: ignore[method-assign, assignment]
+        DivergenceWatch.add = add  # type: ignore[method-assign, assignment]
 
     @property
     def updates(self) -> int:
@@ -275,8 +275,8 @@ class Chaos:
     def kill_ranks(self, number: int) -> Row:
         """The launcher starts two ranks, one of them is killed, and it starts both again, three times at most."""
         row = Row("one of two ranks killed")
-        with self._two_ranks("ranks") as undisturbed:
-            assert undisturbed.wait(HANGS_AFTER) == 0, self._end_of_log("ranks")
+        with self._two_ranks("ranks") as no_garbage_collection:
+            assert no_garbage_collection.wait(HANGS_AFTER) == 0, self._end_of_log("ranks")
         with self._two_ranks("torn") as run:
             for kill in range(1, number + 1):
                 self._wait_for_update(kill * self.max_update // (number + 2), run)
@@ -316,15 +316,15 @@ class Chaos:
 def _limit_files(first: int, last: int, limit: int) -> None:
     """In this process: between these updates, writing beyond `limit` bytes of a file fails."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    real = Watch.add
+    real = DivergenceWatch.add
 
-    def add(watch: Watch, *arguments: object) -> None:
+    def add(watch: DivergenceWatch, *arguments: object) -> None:
         real(watch, *arguments)  # type: ignore[arg-type]
         updates = watch.progress.updates
         soft = limit if first <= updates < last else resource.RLIM_INFINITY
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
 
-    Watch.add = add  # type: ignore[method-assign, assignment]
+    DivergenceWatch.add = add  # type: ignore[method-assign, assignment]
 
 
 def damaged(content: bytes, generator: random.Random) -> bytes:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from lamina.config.optim import Sgd
-from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
-from lamina.nn.stack import ALL_RUN, Runs
-from lamina.train.update import Updater
+from lamina.config.train_options import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.nn.stack import ALL_LAYERS, ActiveLayers
+from lamina.training.update import Updater
 
 # Of the loss, in nats a token: small enough that it falls in a straight line, large enough for bfloat16 to see it.
 PROMISED = 0.1
@@ -23,20 +23,20 @@ def sgd_updater(model: Any, dtype: torch.dtype = torch.float32, **precision: boo
     return Updater(model, optimization, PrecisionConfig(**precision), dtype, note=print)
 
 
-def share_kept(updater: Updater, batches: Iterable[Any], runs: Runs = ALL_RUN) -> float:
+def share_kept(updater: Updater, batches: Iterable[Any], active: ActiveLayers = ALL_LAYERS) -> float:
     """How much of what the gradient promises comes, on average."""
     shares = []
     for seed, batch in enumerate(batches):
-        before, norm = loss_and_norm(updater, batch, 0.0, seed, runs)
-        loss_and_norm(updater, batch, PROMISED / norm**2, seed, runs)
-        after, _ = loss_and_norm(updater, batch, 0.0, seed, runs)
+        before, norm = loss_and_norm(updater, batch, 0.0, seed, active)
+        loss_and_norm(updater, batch, PROMISED / norm**2, seed, active)
+        after, _ = loss_and_norm(updater, batch, 0.0, seed, active)
         shares.append((before - after) / PROMISED)
     return sum(shares) / len(shares)
 
 
-def loss_and_norm(updater: Updater, batch: Any, lr: float, seed: int, runs: Runs) -> tuple[float, float]:
+def loss_and_norm(updater: Updater, batch: Any, lr: float, seed: int, active: ActiveLayers) -> tuple[float, float]:
     """Before the step of size `lr` is taken."""
-    result = updater.update([batch], lr, seed, [runs])
+    result = updater.update([batch], lr, seed, [active])
     result.wait()
     loss, _, norm, _, took_step = result.numbers.tolist()
     assert took_step

@@ -16,37 +16,37 @@ import torch
 from torch import Tensor
 from torch import multiprocessing as mp
 
-import lamina.train.update as update_module
+import lamina.training.update as update_module
 from lamina.cli import main
 from lamina.config.init import Admin
 from lamina.config.model import ModelConfig
 from lamina.config.optim import Nag
-from lamina.config.ranks import RanksConfig
-from lamina.config.train import (
+from lamina.config.ranks_options import RanksConfig
+from lamina.config.train_options import (
     Criterion,
     LabelSmoothedCrossEntropy,
     OptimizationConfig,
     PrecisionConfig,
     SentenceLoss,
 )
-from lamina.data.sentences import SentenceBatch
-from lamina.train.launch import joined
-from lamina.train.layer_drop import LayerDrop
-from lamina.train.loop import update_seed
-from lamina.train.loss import batch_loss
-from lamina.train.profile import fill_omegas_
-from lamina.train.ranks import ALONE, Ranks
-from lamina.train.replicated import ReplicatedWeights
-from lamina.train.sharded import ShardedWeights
-from lamina.train.update import Updater
-from lamina.train.weights import FlatWeights
+from lamina.data.labelled_sentences import SentenceBatch
+from lamina.distributed.launch import joined
+from lamina.training.layer_drop import LayerDrop
+from lamina.training.loop import update_seed
+from lamina.training.loss import batch_loss
+from lamina.training.admin_profile import fill_omegas_
+from lamina.distributed.ranks import ALONE, Ranks
+from lamina.distributed.replicated import ReplicatedWeights
+from lamina.distributed.sharded import ShardedWeights
+from lamina.training.update import Updater
+from lamina.distributed.weights import FlatWeights
 from tiny import FUSIONS, batch_of, tiny_config, tiny_masked_model, tiny_model
 
 # Batches of an update on all ranks: enough for several each, an uneven number, and less than there are ranks.
 TOTALS = (8, 5, 1, 3)
 # So small that a tiny model has several buckets, and some parameters have one of their own.
 BUCKET_SIZE = 1500
-PRELOAD = ["lamina.train.run", "lamina.train.sharded", "lamina.commands.generate"]
+PRELOAD = ["lamina.training.run", "lamina.distributed.sharded", "lamina.commands.generate"]
 
 
 def with_layer_drop(config: ModelConfig, p: float) -> ModelConfig:

@@ -130,7 +130,7 @@ def test_the_error_of_a_run_is_its_last_line(runs, tmp_path):
 
 def test_every_technique_is_one_of_the_command(runs):
     from lamina.config.parser import parse, resolve
-    from lamina.config.train import TrainConfig
+    from lamina.config.train_options import TrainConfig
 
     for technique in runs.TECHNIQUES:
         case = runs.Case("tiny", "3-2", 128, 0, "bf16", technique)

@@ -9,7 +9,7 @@ import pytest
 import lamina
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
-from lamina.compatibility import STACKS, STEPS, cells, refusal
+from compatibility import STACKS, STEPS, cells, refusal
 from tiny import make_data, write_text
 
 SMALL = "--{stack}-layers 2 --{stack}-embed-dim 16 --{stack}-ffn-embed-dim 32 --{stack}-attention-heads 2"

@@ -12,11 +12,11 @@ import pytest
 from lamina import __version__
 from lamina.cli import COMMANDS, find_command, main
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, retired_for
-from lamina.config.fields import unique_leaves
+from lamina.fields import unique_leaves
 from lamina.config.parser import parse, resolve
-from lamina.config.train import TrainConfig
-from lamina.docs import config_class, migration_row, pages, results_page, write_pages
-from lamina.recipes.recipe import all_names, find_recipe
+from lamina.config.train_options import TrainConfig
+from write_docs import config_class, migration_row, pages, results_page, write_pages
+from lamina.recipes.recipe_file import all_names, find_recipe
 from lamina.recipes.results import read_rows
 
 ROOT = Path(__file__).parents[1]
@@ -106,7 +106,7 @@ def test_migration_says_what_the_command_line_does(command):
 
 
 def test_the_generator_does_not_import_torch():
-    code = "import sys, lamina.docs; lamina.docs.pages(); assert not {'torch', 'numpy'} & set(sys.modules)"
+    code = "import sys, lamina.docs; write_docs.pages(); assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

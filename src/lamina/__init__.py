@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lamina.api import Score, Translation, Translator, load
-    from lamina.api_lm import LanguageModel
-    from lamina.api_masked import Filling, MaskedLanguageModel, Prediction
+    from lamina.api.language_model import LanguageModel
+    from lamina.api.masked_model import Filling, MaskedLanguageModel, Prediction
 
 __version__ = "0.1.0"
 __all__ = ["Filling", "LanguageModel", "MaskedLanguageModel", "Prediction", "Score", "Translation", "Translator",
@@ -23,5 +23,5 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         import lamina.api
 
-        return getattr(lamina.api_masked if name in ("Filling", "MaskedLanguageModel", "Prediction") else lamina.api, name)
+        return getattr(lamina.api.masked_model if name in ("Filling", "MaskedLanguageModel", "Prediction") else lamina.api, name)
     raise AttributeError(f"module 'lamina' has no attribute {name!r}")

@@ -21,45 +21,45 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "preprocess": Command("lamina.config.data:PreprocessConfig", "lamina.commands.preprocess:run",
+    "preprocess": Command("lamina.config.preprocess_options:PreprocessConfig", "lamina.commands.preprocess:run",
                           "turn text into a data folder; learn and apply subwords"),
-    "train": Command("lamina.config.train:TrainConfig", "lamina.commands.train:run",
+    "train": Command("lamina.config.train_options:TrainConfig", "lamina.commands.train:run",
                      "train a model on a data folder, or go on where it stopped"),
-    "average": Command("lamina.config.average:AverageConfig", "lamina.commands.average:run",
+    "average": Command("lamina.config.tool_options:AverageConfig", "lamina.commands.average:run",
                        "average the weights of several checkpoints into one"),
-    "convert": Command("lamina.config.convert:ConvertConfig", "lamina.commands.convert:run",
+    "convert": Command("lamina.config.tool_options:ConvertConfig", "lamina.commands.convert:run",
                        "turn a checkpoint of fairseq or its forks into one of Lamina"),
-    "export": Command("lamina.config.export:ExportConfig", "lamina.commands.export:run",
+    "export": Command("lamina.config.tool_options:ExportConfig", "lamina.commands.export:run",
                       "write a model for others: safetensors, fairseq or CTranslate2, with a model card"),
-    "fold": Command("lamina.config.fold:FoldConfig", "lamina.commands.fold:run",
+    "fold": Command("lamina.config.tool_options:FoldConfig", "lamina.commands.fold:run",
                     "turn a model trained with Admin into a plain Transformer with the same outputs"),
-    "prune": Command("lamina.config.prune:PruneConfig", "lamina.commands.prune:run",
+    "prune": Command("lamina.config.prune_options:PruneConfig", "lamina.commands.prune:run",
                      "write a smaller checkpoint that keeps some layers, named or found on data"),
-    "score": Command("lamina.config.score:ScoreConfig", "lamina.commands.score:run",
+    "score": Command("lamina.config.score_options:ScoreConfig", "lamina.commands.score:run",
                      "measure how close translations come to references"),
-    "generate": Command("lamina.config.generate:GenerateConfig", "lamina.commands.generate:run",
+    "generate": Command("lamina.config.generate_options:GenerateConfig", "lamina.commands.generate:run",
                         "translate a split of a data folder and score the translations"),
-    "interactive": Command("lamina.config.generate:InteractiveConfig", "lamina.commands.interactive:run",
+    "interactive": Command("lamina.config.generate_options:InteractiveConfig", "lamina.commands.interactive:run",
                            "translate lines, or continue prompts, as they come from a person, a pipe or a file"),
-    "rescore": Command("lamina.config.generate:RescoreConfig", "lamina.commands.rescore:run",
+    "rescore": Command("lamina.config.generate_options:RescoreConfig", "lamina.commands.rescore:run",
                        "say how likely a model finds given translations"),
-    "eval-lm": Command("lamina.config.eval_lm:EvalLmConfig", "lamina.commands.eval_lm:run",
+    "eval-lm": Command("lamina.config.eval_lm_options:EvalLmConfig", "lamina.commands.eval_lm:run",
                        "measure the perplexity of a language model on a data folder"),
-    "info": Command("lamina.config.info:InfoConfig", "lamina.commands.info:run",
+    "info": Command("lamina.config.tool_options:InfoConfig", "lamina.commands.info:run",
                     "show what a checkpoint holds and where it comes from"),
-    "analyze fusion": Command("lamina.config.analyze:AnalyzeFusionConfig", "lamina.commands.analyze_fusion:run",
+    "analyze fusion": Command("lamina.config.analyze_options:AnalyzeFusionConfig", "lamina.commands.analyze_fusion:run",
                               "show what a model's decoder and softmax read of its encoder, as figures on a page"),
-    "analyze depth": Command("lamina.config.analyze:AnalyzeDepthConfig", "lamina.commands.analyze_depth:run",
+    "analyze depth": Command("lamina.config.analyze_options:AnalyzeDepthConfig", "lamina.commands.analyze_depth:run",
                              "show what makes a model hard to train deep, as figures on a page"),
-    "recipe list": Command("lamina.config.recipe:RecipeListConfig", "lamina.commands.recipe:show_list",
+    "recipe list": Command("lamina.config.recipe_options:RecipeListConfig", "lamina.commands.recipe:show_list",
                            "show the experiments that there are"),
-    "recipe run": Command("lamina.config.recipe:RecipeRunConfig", "lamina.commands.recipe:run",
+    "recipe run": Command("lamina.config.recipe_options:RecipeRunConfig", "lamina.commands.recipe:run",
                           "run an experiment from downloads to a row of results, or go on where it stopped"),
-    "recipe prepare": Command("lamina.config.recipe:RecipePrepareConfig", "lamina.commands.recipe:prepare",
+    "recipe prepare": Command("lamina.config.recipe_options:RecipePrepareConfig", "lamina.commands.recipe:prepare",
                               "turn a corpus as it is downloaded into the text that `lamina preprocess` takes"),
-    "recipe table": Command("lamina.config.recipe:RecipeTableConfig", "lamina.commands.recipe:show_table",
+    "recipe table": Command("lamina.config.recipe_options:RecipeTableConfig", "lamina.commands.recipe:show_table",
                             "show a results file as tables"),
-    "demo": Command("lamina.config.demo:DemoConfig", "lamina.commands.demo:run",
+    "demo": Command("lamina.config.tool_options:DemoConfig", "lamina.commands.demo:run",
                     "train and try a small English-Romanian model in minutes, no download"),
 }
 
@@ -83,7 +83,7 @@ def overview(group: str = "") -> str:
 
 def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
     """The command that the first word names, or the first two (`analyze fusion`), and the words after it."""
-    from lamina.config.fields import suggestion
+    from lamina.fields import suggestion
     from lamina.errors import ConfigError
 
     first, *rest = (words[0].replace("_", "-"), *words[1:])

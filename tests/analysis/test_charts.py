@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lamina.analysis import charts
-from lamina.analysis.figures import save_figure
+from lamina.analysis.drawing import save_figure
 
 LINES = {name: np.linspace(1.0, 0.1, 9) for name in ("source", "target", "output")}
 FIGURES = {

@@ -21,9 +21,9 @@ from lamina.analysis.samples import made_up_batch
 from lamina.config.fusion import AttendedFusion, MemoryConfig
 from lamina.config.init import Admin, AdminClosedForm, DeepNet, DefaultInit, ReZeroInit, ReZeroPostNorm
 from lamina.config.model import EmbeddingConfig, ModelConfig, StackConfig
-from lamina.config.train import CrossEntropy
+from lamina.config.train_options import CrossEntropy
 from lamina.models.build import BUILDERS, build_model
-from lamina.train.loss import batch_loss
+from lamina.training.loss import batch_loss
 from tiny import VOCABULARY_SIZE, tiny_config, tiny_model
 
 BATCH = made_up_batch("translation", (VOCABULARY_SIZE,) * 2, 6, 10)

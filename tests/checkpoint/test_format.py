@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lamina.checkpoint.format import SEAL_SIZE, Checkpoint, load_checkpoint, load_weights_, save_checkpoint
-from lamina.config.fields import flatten
+from lamina.fields import flatten
 from lamina.errors import CheckpointError, DamageError
 from lamina.models.build import build_model
 from lamina.text.subword import Whitespace, subword_to_dict

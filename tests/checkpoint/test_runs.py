@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lamina.checkpoint.average import BY_UPDATE, newest_checkpoints
+from lamina.checkpoint.averaging import BY_UPDATE, newest_checkpoints
 from lamina.checkpoint.format import Checkpoint, save_checkpoint
 from lamina.checkpoint.runs import BEFORE_RUNS, Mark, Marks, is_run, latest_run, new_run, read_mark
 from lamina.errors import CheckpointError
-from lamina.train.keeper import earlier_checkpoints
+from lamina.training.keeper import earlier_checkpoints
 
 ONE, OTHER = "0" * 12, "f" * 12
 
@@ -111,7 +111,7 @@ def test_an_average_is_of_one_run(tmp_path):
 
 def test_mixing_runs_by_name_is_told(tmp_path):
     from checkpoint.test_average import new_checkpoint, save_all
-    from lamina.checkpoint.average import average_checkpoints
+    from lamina.checkpoint.averaging import average_checkpoints
 
     one, other = (replace(new_checkpoint(), training={"run": run}) for run in (ONE, OTHER))
     notes = []

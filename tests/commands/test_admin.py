@@ -62,7 +62,7 @@ def test_generating_needs_no_profile(data, tmp_path, capsys, monkeypatch):
 
 def test_profiling_disturbs_neither_data_nor_dropout(data, tmp_path, monkeypatch):
     """With omegas put back to 1, a run that profiled is the run that did not."""
-    from lamina.train import profile
+    from lamina.training import admin_profile
 
     flags = ["--max-update", "4", "--dropout", "0.2"]
     assert train(data, tmp_path / "measured", *flags, "--init-type", "admin", "--admin-profile-batches", "3") == 0
@@ -76,7 +76,7 @@ def test_profiling_disturbs_neither_data_nor_dropout(data, tmp_path, monkeypatch
         found = measure(model, batches, *args, **how)
         return {name: [1.0] * len(ratios) for name, ratios in found.items()}
 
-    monkeypatch.setattr(profile, "measure_profile", measure_and_forget)
+    monkeypatch.setattr(admin_profile, "measure_profile", measure_and_forget)
     assert train(data, tmp_path / "forgotten", *flags, "--init-type", "admin", "--admin-profile-batches", "3") == 0
     one, other, third = (load_checkpoint(tmp_path / name / "checkpoint_last.pt").weights
                          for name in ("ones", "forgotten", "measured"))

@@ -319,9 +319,9 @@ def test_an_impossible_constraint_is_left_out(trained, capsys, monkeypatch):
 
 @pytest.mark.parametrize(("dictionary", "expected"), [("", "X boat"), ("boat BARCA\nx y\n", "X BARCA")])
 def test_unknown_words_are_replaced(tmp_path, dictionary, expected):
-    from lamina.config.generate import OutputConfig
-    from lamina.decode.lines import Describer
-    from lamina.decode.trace import Hypothesis
+    from lamina.config.generate_options import OutputConfig
+    from lamina.decode.output_lines import Describer
+    from lamina.decode.backtrace import Hypothesis
     from lamina.text.subword import Whitespace
     from lamina.text.vocabulary import Vocabulary
 
@@ -337,7 +337,7 @@ def test_unknown_words_are_replaced(tmp_path, dictionary, expected):
 
 
 def test_a_bad_replacement_file(tmp_path):
-    from lamina.decode.lines import read_replacements
+    from lamina.decode.output_lines import read_replacements
     from lamina.errors import DataError
 
     (tmp_path / "bad").write_text("one\n")

@@ -14,7 +14,7 @@ from golden_files import place_of
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
 from lamina.config.parser import parse, resolve
-from lamina.config.train import TrainConfig
+from lamina.config.train_options import TrainConfig
 from lamina.errors import ConfigError
 from tiny import write_text
 

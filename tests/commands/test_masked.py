@@ -274,12 +274,12 @@ def test_finetuning_a_pretrained_model(pretrained, folder, tmp_path, capsys):
 
 
 def test_a_pruned_model_fills_what_the_whole_one_fills_with_layers_skipped(pretrained):
-    from lamina.nn.stack import Runs
+    from lamina.nn.stack import ActiveLayers
 
     whole, half = lamina.load(pretrained, device="cpu"), lamina.load(pretrained, device="cpu", encoder_layers_to_keep=[1])
     tokens = torch.tensor([[0, 5, 6, 7, 2]])
     assert torch.equal(half.models[0].encode(tokens).final,
-                       whole.models[0].encode(tokens, Runs(encoder=(False, True))).final)
+                       whole.models[0].encode(tokens, ActiveLayers(encoder=(False, True))).final)
     with pytest.raises(ConfigError, match=r"masked_lm model .* has no decoder"):
         lamina.load(pretrained, decoder_layers_to_keep=[0])
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lamina.cli import COMMANDS, load, main
-from lamina.config.fields import coerce, unique_leaves
+from lamina.fields import coerce, unique_leaves
 from lamina.errors import ConfigError
 from tiny import TINY_FLAGS, make_data, write_text
 

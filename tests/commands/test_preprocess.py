@@ -12,12 +12,13 @@ import pytest
 
 from lamina import console
 from lamina.cli import main
-from lamina.config.data import PreprocessConfig
-from lamina.config.fields import build
-from lamina.data import encoding, folder, lines, preprocess, workers
+from lamina.config.preprocess_options import PreprocessConfig
+from lamina.fields import build
+from lamina.data import data_folder
+from lamina.preprocess import encoding, line_blocks, pipeline, workers
 from lamina.data.binary import BinaryReader, BinaryWriter
-from lamina.data.folder import UNFINISHED_NAME, read_manifest
-from lamina.data.preprocess import make_data_folder
+from lamina.data.data_folder import UNFINISHED_NAME, read_manifest
+from lamina.preprocess.pipeline import make_data_folder
 from lamina.errors import ConfigError, DataError
 from lamina.text.subword import Whitespace, load_subwords
 from lamina.text.vocabulary import Vocabulary
@@ -213,8 +214,8 @@ def test_models_of_an_earlier_run_can_be_given(tmp_path, text, destination):
 
 def test_large_texts_are_sampled_for_learning(text, destination, monkeypatch):
     seen = []
-    monkeypatch.setattr("lamina.data.segmentation.MAX_LEARNING_LINES", 8)
-    monkeypatch.setattr("lamina.data.segmentation.learn_subword",
+    monkeypatch.setattr("lamina.preprocess.segmentation.MAX_LEARNING_LINES", 8)
+    monkeypatch.setattr("lamina.preprocess.segmentation.learn_subword",
                         lambda kind, lines, size, **_: seen.append(list(lines)) or Whitespace())
     make(destination, text(), subword="bpe")
     assert seen == [ENGLISH[::3], ROMANIAN[::3]]
@@ -243,8 +244,8 @@ def test_many_workers_write_the_bytes_of_one(text, destination, tmp_path, monkey
         pytest.skip(f"no {start_method} here")
     prefix = text(en=corpus(4000, 1), ro=corpus(4000, 2))
     make(destination, prefix, joined_dictionary=True)
-    monkeypatch.setattr(preprocess, "MIN_BYTES_FOR_POOL", 0)
-    monkeypatch.setattr(preprocess, "MIN_RANGE_BYTES", 1000)
+    monkeypatch.setattr(pipeline, "MIN_BYTES_FOR_POOL", 0)
+    monkeypatch.setattr(pipeline, "MIN_RANGE_BYTES", 1000)
     monkeypatch.setattr(workers, "START_METHOD", start_method)
     make(tmp_path / "many", prefix, joined_dictionary=True, workers=2)
     one, many = content(destination), content(tmp_path / "many")
@@ -254,23 +255,23 @@ def test_many_workers_write_the_bytes_of_one(text, destination, tmp_path, monkey
 
 @pytest.mark.parametrize("block_bytes", [1, 7, 64, 1 << 20])
 def test_blocks_and_ranges_never_change_the_lines(tmp_path, monkeypatch, block_bytes):
-    monkeypatch.setattr(lines, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(line_blocks, "BLOCK_BYTES", block_bytes)
     data = "\n".join(["", "ab", "éé", "", "x" * 30, "東京 \u2028 z", ""]).encode()
     for ending in (b"", b"\n", b"\n\n"):
         path = tmp_path / "text"
         path.write_bytes(data + ending)
         expected = (data + ending).decode().split("\n")
         expected = expected[:-1] if expected[-1] == "" else expected
-        assert lines.count_lines(str(path)) == len(expected)
+        assert line_blocks.count_lines(str(path)) == len(expected)
         for range_bytes in (1, 5, 20, 1000):
-            ranges = lines.split_ranges(str(path), path.stat().st_size, 100, range_bytes)
-            blocks = [block for part in ranges for block in lines.read_line_blocks(part, 100)]
+            ranges = line_blocks.split_ranges(str(path), path.stat().st_size, 100, range_bytes)
+            blocks = [block for part in ranges for block in line_blocks.read_line_blocks(part, 100)]
             assert [line for block in blocks for line in block] == expected
 
 
 def test_an_error_in_a_worker_reaches_the_user(text, destination, monkeypatch):
-    monkeypatch.setattr(preprocess, "MIN_BYTES_FOR_POOL", 0)
-    monkeypatch.setattr(preprocess, "MIN_RANGE_BYTES", 50)
+    monkeypatch.setattr(pipeline, "MIN_BYTES_FOR_POOL", 0)
+    monkeypatch.setattr(pipeline, "MIN_RANGE_BYTES", 50)
     bad = "".join(f"{line}\n" for line in ROMANIAN[:-1]).encode() + b"caf\xe9\n"
     with pytest.raises(DataError, match=r"train\.ro, line 20: byte \d+ of the file \(0xe9\) is not valid UTF-8"):
         make(destination, text(ro=bad), workers=2)
@@ -282,8 +283,8 @@ def kill_worker(task):
 
 
 def test_a_killed_worker_is_named(text, destination, monkeypatch):
-    monkeypatch.setattr(preprocess, "MIN_BYTES_FOR_POOL", 0)
-    monkeypatch.setattr(preprocess, "count_range", kill_worker)
+    monkeypatch.setattr(pipeline, "MIN_BYTES_FOR_POOL", 0)
+    monkeypatch.setattr(pipeline, "count_range", kill_worker)
     with pytest.raises(DataError, match=r"a worker process was killed, .* fewer --workers"):
         make(destination, text(), workers=2)
     assert_nothing_left(destination)
@@ -322,13 +323,13 @@ def test_missing_files_show_what_is_nearby(tmp_path, text, destination, capsys):
 
 
 def test_a_file_without_line_ends_does_not_fill_memory(tmp_path, destination, monkeypatch):
-    monkeypatch.setattr(preprocess, "MIN_RANGE_BYTES", 1000)
+    monkeypatch.setattr(pipeline, "MIN_RANGE_BYTES", 1000)
     for language in ("en", "ro"):
         (tmp_path / f"train.{language}").write_bytes(b"short\n" + b"long " * 100_000)
     with pytest.raises(DataError, match=r"train\.en, line 2 has more than 1000 characters"):
         make(destination, str(tmp_path / "train"), max_line_length=1000)
     with pytest.raises(DataError, match=r"train\.en, line 2 has more than 1000 characters"):
-        list(lines.read_lines(str(tmp_path / "train.en"), 1000))
+        list(line_blocks.read_lines(str(tmp_path / "train.en"), 1000))
 
 
 def test_unreadable_models_and_dictionaries_are_named(tmp_path, text, destination):
@@ -387,8 +388,8 @@ def failing_step(request, monkeypatch):
     def fail(error):
         def raise_it(*arguments):
             raise error
-        owner, name = {"count": (preprocess, "merge_counts"), "encode": (BinaryWriter, "finish"),
-                       "manifest": (preprocess, "write_manifest")}[request.param]
+        owner, name = {"count": (pipeline, "merge_counts"), "encode": (BinaryWriter, "finish"),
+                       "manifest": (pipeline, "write_manifest")}[request.param]
         monkeypatch.setattr(owner, name, raise_it)
     return fail
 
@@ -420,7 +421,7 @@ def test_stop_between_two_moves_is_noticed_and_mended(text, destination, monkeyp
             raise KeyboardInterrupt
         real(source, target)
 
-    monkeypatch.setattr(folder.os, "replace", replace)
+    monkeypatch.setattr(data_folder.os, "replace", replace)
     with pytest.raises(KeyboardInterrupt):
         make(destination, text(en=["new"], ro=["nou"]))
     assert (destination / UNFINISHED_NAME).exists()
@@ -440,7 +441,7 @@ def test_stop_between_two_moves_is_noticed_and_mended(text, destination, monkeyp
 def test_remains_of_a_killed_run_are_cleared_away(text, destination):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    host = folder.socket.gethostname()
+    host = data_folder.socket.gethostname()
     for name in (f".partial-{host}-{ended.pid}", f".partial-{host}-{os.getppid()}", ".partial-elsewhere-1"):
         (destination / name).mkdir(parents=True)
     make(destination, text())

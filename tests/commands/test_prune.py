@@ -101,7 +101,7 @@ def test_search_by_bleu_and_for_one_side(trained, tmp_path, capsys):
 
 
 def test_a_search_that_was_stopped_goes_on(trained, tmp_path, capsys, monkeypatch):
-    from lamina.analysis.layer_meter import LayerMeter
+    from lamina.pruning.layer_meter import LayerMeter
 
     data, path = trained
     measured: list[str] = []
@@ -175,7 +175,7 @@ def test_errors(trained, tmp_path, capsys, words, message):
 
 
 def test_searches_for_several_depths_share_what_they_measure(trained, tmp_path, capsys, monkeypatch):
-    from lamina.analysis.layer_meter import LayerMeter
+    from lamina.pruning.layer_meter import LayerMeter
 
     data, path = trained
     measured = []

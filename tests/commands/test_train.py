@@ -17,7 +17,7 @@ import torch
 from golden_files import GOLDEN
 from lamina.checkpoint.format import load_checkpoint, save_checkpoint
 from lamina.cli import main
-from lamina.train.signals import StopWish
+from lamina.distributed.signals import StopWish
 from tiny import TINY_FLAGS, make_data, write_text
 
 
@@ -156,7 +156,7 @@ def test_resetting(data, tmp_path, capsys):
 
 def test_a_second_phase_in_one_folder(data, tmp_path, capsys, monkeypatch):
     """Its updates count from 0 again, and are the newest all the same; the first phase's files stay."""
-    import lamina.train.run as run_module
+    import lamina.training.run as run_module
 
     moments = count(10)  # these runs take less than the seconds that a file tells
     monkeypatch.setattr(run_module, "origin", lambda: {"time": str(next(moments))})
@@ -353,7 +353,7 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(data, tmp_path, c
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("update", [2, 3, 4, 6])  # in the middle; at an epoch's end; where a validation is due; the last one
 def test_a_signal_saves_and_resuming_equals_not_stopping(data, tmp_path, capsys, monkeypatch, number, update):
-    import lamina.train.run as run_module
+    import lamina.training.run as run_module
 
     flags = ["--dropout", "0.2", "--save-interval-updates", "4", "--max-epoch", "2", "--log-format", "json"]
     assert train(data, tmp_path / "whole", *flags) == 0
@@ -418,7 +418,7 @@ def test_a_second_signal_stops_at_once():
 
 
 def test_a_full_disk_for_a_while_costs_nothing(data, tmp_path, capsys, monkeypatch):
-    import lamina.train.keeper as keeper_module
+    import lamina.training.keeper as keeper_module
 
     flags = ["--save-interval-updates", "1", "--max-update", "4"]
     assert train(data, tmp_path / "whole", *flags) == 0
@@ -466,7 +466,7 @@ def test_a_checkpoint_says_where_it_comes_from(data, tmp_path):
 
 @pytest.mark.parametrize("fault", ["disappears", "changes"])
 def test_data_that_goes_away_costs_nothing(data, tmp_path, capsys, monkeypatch, fault):
-    import lamina.train.run as run_module
+    import lamina.training.run as run_module
 
     own, out, flags = tmp_path / "data", tmp_path / "out", ["--max-epoch", "3", "--dropout", "0.2"]
     shutil.copytree(data, own)
@@ -527,7 +527,7 @@ def test_divergence_keeps_the_last_checkpoint(data, tmp_path, capsys):
 
 
 def test_a_bad_gradient_is_skipped_and_counted(data, tmp_path, capsys, monkeypatch):
-    import lamina.train.update as update_module
+    import lamina.training.update as update_module
 
     real, calls = update_module.batch_loss, []
 
@@ -552,7 +552,7 @@ def test_a_bad_gradient_is_skipped_and_counted(data, tmp_path, capsys, monkeypat
 
 
 def test_a_state_whose_validation_is_not_finite_is_not_saved(data, tmp_path, monkeypatch, capsys):
-    import lamina.train.run as run_module
+    import lamina.training.run as run_module
 
     assert train(data, tmp_path, "--max-epoch", "1") == 0
     before = (tmp_path / "checkpoint_last.pt").read_bytes()
@@ -598,7 +598,7 @@ def test_a_ruined_checkpoint_is_not_resumed_from(data, tmp_path, capsys):
 
 
 def test_an_epoch_without_an_update_has_no_loss(data, tmp_path, capsys, monkeypatch):
-    import lamina.train.update as update_module
+    import lamina.training.update as update_module
 
     real = update_module.batch_loss
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lamina.cli import main
-from lamina.config.fields import build, flatten
+from lamina.fields import build, flatten
 from lamina.config.init import INIT_TYPES, DeepNet
 from lamina.config.model import ModelConfig
 from lamina.errors import ConfigError

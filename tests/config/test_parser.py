@@ -10,10 +10,10 @@ import yaml
 from lamina.cli import COMMANDS, load, main
 from lamina.config import presets
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, RETIRED, retired_for
-from lamina.config.fields import flatten
+from lamina.fields import flatten
 from lamina.config.parser import make_parser, parse, resolve, spelled_out
 from lamina.config.presets import PRESETS
-from lamina.config.train import TrainConfig
+from lamina.config.train_options import TrainConfig
 from lamina.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lamina.data.binary import HEADER, MAGIC, BinaryReader, BinaryWriter, id_type
-from lamina.data.folder import UNFINISHED_NAME
+from lamina.data.data_folder import UNFINISHED_NAME
 from lamina.errors import DataError
 
 SENTENCES = [[5, 6, 2], [2], [7, 8, 9, 10, 2]]

@@ -10,8 +10,8 @@ import torch
 
 import lamina
 from lamina.cli import main
-from lamina.config.decode import SearchConfig
-from lamina.decode.beam import Search
+from lamina.config.search_options import SearchConfig
+from lamina.decode.search import Search
 from lamina.decode.constraints import Constraints, Phrases
 from lamina.errors import ConfigError, DataError
 from lamina.models.build import build_model

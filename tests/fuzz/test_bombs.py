@@ -18,8 +18,8 @@ from lamina.checkpoint.runs import read_mark
 from lamina.cli import main
 from lamina.errors import ConfigError, DamageError, DataError, LaminaError
 from lamina.files import Budget
-from lamina.interop.loading import load_any
-from lamina.recipes.recipe import read_recipe
+from lamina.interop.any_format import load_any
+from lamina.recipes.recipe_file import read_recipe
 from lamina.recipes.sources import MAX_LINE_BYTES, read_place
 
 

@@ -25,28 +25,28 @@ from fairseq_files import fixture_content
 from golden_files import GOLDEN
 from lamina.checkpoint.format import Checkpoint, save_checkpoint
 from lamina.cli import main
-from lamina.config.fields import coerce, flatten
-from lamina.config.generate import ModelFiles
+from lamina.fields import coerce, flatten
+from lamina.config.generate_options import ModelFiles
 from lamina.config.init import Adaptive
 from lamina.config.parser import parse, resolve
-from lamina.config.train import TrainConfig
+from lamina.config.train_options import TrainConfig
 from lamina.data.binary import BinaryReader
-from lamina.data.folder import read_manifest
+from lamina.data.data_folder import read_manifest
 from lamina.errors import LaminaError
 from lamina.init.pretrained import fill_table_
 from lamina.interop.fairseq_file import DictionaryPlaces
-from lamina.interop.folder import write_folder
-from lamina.interop.loading import load_any
+from lamina.interop.exported_folder import write_folder
+from lamina.interop.any_format import load_any
 from lamina.models.build import build_model
 from lamina.recipes.dataset import read_dataset
 from lamina.recipes.plan import Places, plan_data
-from lamina.recipes.recipe import read_recipe
+from lamina.recipes.recipe_file import read_recipe
 from lamina.recipes.results import read_rows
 from lamina.recipes.runner import Wishes, plan_all
 from lamina.recipes.sources import read_place
 from lamina.text.subword import Whitespace, learn_subword, load_subwords, subword_from_dict, subword_to_dict
 from lamina.text.vocabulary import Vocabulary
-from lamina.train.profile import read_profile
+from lamina.training.admin_profile import read_profile
 from tiny import VOCABULARY_SIZE, tiny_config, write_text
 
 # For each reader; `make fuzz` asks for 2,000.

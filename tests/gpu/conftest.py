@@ -2,9 +2,9 @@
 
 import pytest
 
-import lamina.train.captured as captured_module
-import lamina.train.loss as loss_module
-import lamina.train.update as update_module
+import lamina.cuda_graphs.recorder as captured_module
+import lamina.training.loss as loss_module
+import lamina.training.update as update_module
 
 
 @pytest.fixture(autouse=True)

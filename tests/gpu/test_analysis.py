@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lamina.analysis.embeddings import aligned_words, similarity, spectrum, token_tables
-from lamina.analysis.fusion import fusion_weights, gates, mixes_hard, source_attention
-from lamina.analysis.masking import Judge, masks_of, measure_masks
+from lamina.analysis.fusion_weights import fusion_weights, gates, mixes_hard, source_attention
+from lamina.analysis.hiding import Judge, masks_of, measure_masks
 from lamina.metrics.bleu import Bleu
 from tiny import FUSIONS, batch_of, tiny_model
 

@@ -10,15 +10,15 @@ from torch.nn import functional as F
 from descent import LEAST_KEPT, sgd_updater, share_kept
 from lamina.config.init import Admin
 from lamina.config.model import DropoutConfig
-from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.config.train_options import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
 from lamina.data.batching import Batch, collate
 from lamina.data.corpus import Example
 from lamina.data.packing import PackedShape, Sentences, packed
 from lamina.models.build import build_model
 from lamina.nn.layout import PackedLayout, lay_out
-from lamina.nn.stack import ALL_RUN, Runs
+from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 from lamina.text.vocabulary import EOS, PAD
-from lamina.train.update import Updater
+from lamina.training.update import Updater
 from tiny import FUSIONS, VOCABULARY_SIZE, tiny_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -48,12 +48,12 @@ def updater(parts: dict | None = None, *, dtype: torch.dtype = torch.bfloat16, d
     return made
 
 
-def some_of(*seed: int) -> Runs:
+def some_of(*seed: int) -> ActiveLayers:
     random = np.random.default_rng(seed)
-    return Runs(tuple(random.random(3) < 0.6), tuple(random.random(3) < 0.6))
+    return ActiveLayers(tuple(random.random(3) < 0.6), tuple(random.random(3) < 0.6))
 
 
-def train(of: Updater, *, draws=lambda number: [ALL_RUN], updates: int = 6, per_update: int = 1) -> list[list[float]]:
+def train(of: Updater, *, draws=lambda number: [ALL_LAYERS], updates: int = 6, per_update: int = 1) -> list[list[float]]:
     results = [of.update([batch_of(number * per_update + place) for place in range(per_update)], 1e-3, 100 + number,
                          draws(number)) for number in range(updates)]
     torch.cuda.synchronize()
@@ -140,7 +140,7 @@ def test_compiled_updates_are_the_eager_ones(name, capsys):
 @pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize("name", ["plain", "both"])
 def test_layers_recorded_one_by_one_may_be_skipped(name, compiles, capsys):
-    def draws(number: int) -> list[Runs]:
+    def draws(number: int) -> list[ActiveLayers]:
         return [some_of(number)]
 
     parts = FUSIONS.get(name, {})
@@ -156,7 +156,7 @@ def test_layers_recorded_one_by_one_may_be_skipped(name, compiles, capsys):
 
 @pytest.mark.parametrize("compiles", [False, True])
 def test_batches_of_an_update_may_run_different_layers(compiles, capsys):
-    def draws(number: int) -> list[Runs]:
+    def draws(number: int) -> list[ActiveLayers]:
         return [some_of(number, place) for place in range(3)]
 
     eager, recorded, exact = updater(cuda_graphs=False), updater(compiles=compiles), updater(dtype=torch.float32)
@@ -168,14 +168,14 @@ def test_batches_of_an_update_may_run_different_layers(compiles, capsys):
 
 
 @pytest.mark.parametrize("compiles", [False, True])
-@pytest.mark.parametrize("runs", [ALL_RUN, Runs((True, False, True), (True, True, False))], ids=["whole", "layer by layer"])
+@pytest.mark.parametrize("runs", [ALL_LAYERS, ActiveLayers((True, False, True), (True, True, False))], ids=["whole", "layer by layer"])
 @pytest.mark.parametrize("drops", [DropoutConfig(dropout_p=0.5), DropoutConfig(dropout_p=0.0, attention_p=0.5)],
                          ids=["dropout", "dropout of attention"])
-def test_the_dropout_of_a_recorded_pass_is_that_of_its_gradient(drops, runs, compiles, capsys):
+def test_the_dropout_of_a_recorded_pass_is_that_of_its_gradient(drops, active, compiles, capsys):
     config = replace(tiny_config(num_layers=3), dropout=drops)
     model = build_model(config, VOCABULARY_SIZE, VOCABULARY_SIZE).cuda()
     updater = sgd_updater(model, torch.bfloat16, compiles=compiles)
-    assert share_kept(updater, map(batch_of, range(4)), runs) > LEAST_KEPT
+    assert share_kept(updater, map(batch_of, range(4)), active) > LEAST_KEPT
     assert "is off" not in capsys.readouterr().out
 
 
@@ -187,13 +187,13 @@ def test_padded_batches_of_one_shape_are_recorded_too(capsys):
                  for both in zip(*sizes, strict=True)]
         return collate(pairs, range(6)).to(torch.device("cuda"))
 
-    def losses(of: Updater, runs: Runs) -> list[list[float]]:
-        results = [of.update([padded(number)], 1e-3, number, [runs]) for number in range(8)]
+    def losses(of: Updater, active: ActiveLayers) -> list[list[float]]:
+        results = [of.update([padded(number)], 1e-3, number, [active]) for number in range(8)]
         torch.cuda.synchronize()
         return [result.numbers.tolist() for result in results]
 
-    for runs in (ALL_RUN, Runs((True, False, True), (False, True, True))):
-        assert_close(losses(updater(compiles=False), runs), losses(updater(cuda_graphs=False), runs))
+    for active in (ALL_LAYERS, ActiveLayers((True, False, True), (False, True, True))):
+        assert_close(losses(updater(compiles=False), active), losses(updater(cuda_graphs=False), active))
     assert capsys.readouterr().out.count("recorded") == 2
 
 
@@ -230,7 +230,7 @@ def test_memory_that_runs_out_cuts_a_packed_batch():
 
 
 def test_the_compiled_loss_is_the_plain_one():
-    from lamina.train.loss import _score_chunk, compiled_chunk
+    from lamina.training.loss import _score_chunk, compiled_chunk
 
     torch.manual_seed(0)
     scores = torch.randn(64, 1000, device="cuda").bfloat16()

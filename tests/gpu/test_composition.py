@@ -3,20 +3,20 @@
 import pytest
 import torch
 
-from lamina.config.decode import SearchConfig
+from lamina.config.search_options import SearchConfig
 from lamina.config.init import Admin, DeepNet, ReZeroPostNorm
-from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.config.train_options import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
 from lamina.data.batching import Batch
-from lamina.decode.beam import Search
-from lamina.nn.stack import ALL_RUN, Runs
-from lamina.train.update import Updater
+from lamina.decode.search import Search
+from lamina.nn.stack import ALL_LAYERS, ActiveLayers
+from lamina.training.update import Updater
 from tiny import FUSIONS, tiny_model, tiny_pair
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 MODELS = {**FUSIONS, "admin": {"init": Admin()}, "deepnet": {"init": DeepNet()}, "rezero": {"init": ReZeroPostNorm()},
           "admin and both": {"init": Admin(), **FUSIONS["both"]}}
-SOME = Runs(encoder=(True, False, True), decoder=(False, True, True))
+SOME = ActiveLayers(encoder=(True, False, True), decoder=(False, True, True))
 
 
 @pytest.fixture(params=MODELS.values(), ids=MODELS.keys())
@@ -24,14 +24,14 @@ def parts(request):
     return request.param
 
 
-@pytest.mark.parametrize("runs", [ALL_RUN, SOME], ids=["all", "some"])
-def test_log_probs_and_beams_match_the_cpu(parts, runs):
+@pytest.mark.parametrize("runs", [ALL_LAYERS, SOME], ids=["all", "some"])
+def test_log_probs_and_beams_match_the_cpu(parts, active):
     model, (source, target) = tiny_model(num_layers=3, **parts), tiny_pair()
-    expected = model.log_probs(source, target, runs=runs)
+    expected = model.log_probs(source, target, active=active)
     config = SearchConfig(beam=3, nbest=3, max_length_offset=8)
     found = [[hypothesis.ids for hypothesis in row] for row in Search([model], config).run(source)]
     model.cuda()
-    torch.testing.assert_close(model.log_probs(source.cuda(), target.cuda(), runs=runs).cpu(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model.log_probs(source.cuda(), target.cuda(), active=active).cpu(), expected, rtol=1e-4, atol=1e-4)
     assert [[hypothesis.ids for hypothesis in row] for row in Search([model], config).run(source.cuda())] == found
 
 

@@ -9,12 +9,12 @@ import torch
 
 import lamina
 from lamina.cli import main
-from lamina.config.decode import SearchConfig
-from lamina.decode import flight
-from lamina.decode.beam import Search
-from lamina.decode.graphs import Graphs
-from lamina.decode.rows import search_rows
-from lamina.nn.stack import Runs
+from lamina.config.search_options import SearchConfig
+from lamina.decode import scheduler
+from lamina.decode.search import Search
+from lamina.cuda_graphs.decode_graphs import Graphs
+from lamina.decode.batched_search import search_rows
+from lamina.nn.stack import ActiveLayers
 from lamina.text.vocabulary import EOS
 from tiny import FUSIONS, TINY_FLAGS, VOCABULARY_SIZE, make_data, pad, tiny_language_model, tiny_model, tiny_pair
 
@@ -99,8 +99,8 @@ def test_recorded_fusion(changes):
 def test_recorded_ensembles_prefixes_and_missing_layers():
     models, rows = [tiny_model(seed=seed, share_all=False) for seed in (3, 4)], sources(16)
     prefixes = [np.array([7, 8, 9])[: number % 4] for number in range(16)]
-    config, runs = SearchConfig(beam=3, nbest=3, max_length_offset=14), Runs(encoder=(True, False), decoder=(False, True))
-    for own, layers in ((models, Runs()), (models[:1], runs)):
+    config, active = SearchConfig(beam=3, nbest=3, max_length_offset=14), ActiveLayers(encoder=(True, False), decoder=(False, True))
+    for own, layers in ((models, ActiveLayers()), (models[:1], active)):
         expected = found_by(Search([model.cpu() for model in own], config, layers), rows, "cpu", 4, prefixes)
         check_same(found_by(Search([model.cuda() for model in own], config, layers), rows, "cuda", 4, prefixes), expected)
 
@@ -115,7 +115,7 @@ def test_recorded_prompts(beam):
 
 
 def test_lengths_beyond_the_first_recording(monkeypatch):
-    monkeypatch.setattr(flight, "SHORTEST_LENGTH", 8)
+    monkeypatch.setattr(scheduler, "SHORTEST_LENGTH", 8)
     model, rows = tiny_model(seed=3, share_all=False), sources(12)
     config = SearchConfig(beam=2, nbest=2, max_length_factor=3.0, max_length_offset=0)
     expected = found_by(Search([model], config), rows, "cpu", 3)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from lamina.config.model import LanguageModelConfig
-from lamina.config.train import CrossEntropy
+from lamina.config.train_options import CrossEntropy
 from lamina.data.batching import TokenBatch
-from lamina.train.loss import batch_loss
+from lamina.training.loss import batch_loss
 from tiny import tiny_language_model, tiny_pair
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

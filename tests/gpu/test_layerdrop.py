@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from lamina.checkpoint.format import load_checkpoint
-from lamina.checkpoint.prune import Keep, prune
+from lamina.pruning.cut import Keep, prune
 from lamina.cli import main
 from lamina.models.build import build_model
-from lamina.nn.stack import Runs
+from lamina.nn.stack import ActiveLayers
 from tiny import FUSIONS, TINY_FLAGS, VOCABULARY_SIZE, make_data, tiny_config, tiny_model, tiny_pair
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -21,7 +21,7 @@ def test_pruned_equals_skipped(dtype):
     small = build_model(pruned, VOCABULARY_SIZE, VOCABULARY_SIZE).to("cuda", dtype).eval()
     small.load_state_dict(weights, strict=False)
     source, target = (side.cuda() for side in tiny_pair())
-    skipped = model.log_probs(source, target, Runs((False, True, True), (True, False, True)))
+    skipped = model.log_probs(source, target, ActiveLayers((False, True, True), (True, False, True)))
     # The sum of two shares is rounded once in the merged weight, twice in the whole one.
     tolerance = 1e-5 if dtype == torch.float32 else 0.05
     torch.testing.assert_close(small.log_probs(source, target), skipped, rtol=0, atol=tolerance)

@@ -9,9 +9,9 @@ import torch
 import lamina
 from lamina.cli import main
 from lamina.config.parser import resolve
-from lamina.config.train import TrainConfig
-from lamina.train.ranks import Ranks
-from lamina.train.run import Run
+from lamina.config.train_options import TrainConfig
+from lamina.distributed.ranks import Ranks
+from lamina.training.run import Run
 from tiny import TINY_MASKED_FLAGS, write_text
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

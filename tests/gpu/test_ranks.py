@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from lamina.config.train import OptimizationConfig, PrecisionConfig
-from lamina.train.ranks import Ranks
-from lamina.train.update import Updater
+from lamina.config.train_options import OptimizationConfig, PrecisionConfig
+from lamina.distributed.ranks import Ranks
+from lamina.training.update import Updater
 from rank_work import CASES, KINDS, PAIRS, alone, replicated, train_updates
 from tiny import batch_of, tiny_model
 

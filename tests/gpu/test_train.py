@@ -60,9 +60,9 @@ def test_log_probs_match_the_cpu():
 def test_an_update_asks_the_device_no_question(data):
     """The step must stay capturable: reading a value back inside it would stall the device."""
     from lamina.config.parser import resolve
-    from lamina.config.train import TrainConfig
-    from lamina.train.ranks import Ranks
-    from lamina.train.run import Run
+    from lamina.config.train_options import TrainConfig
+    from lamina.distributed.ranks import Ranks
+    from lamina.training.run import Run
 
     run = Run(resolve(TrainConfig, {"data": str(data), "arch": "tiny", "max-tokens": 64, "bf16": True, "update-freq": "2",
                                     "log-format": "none"}),

@@ -7,9 +7,9 @@ import torch
 
 from lamina.api import Translator
 from lamina.checkpoint.format import Checkpoint, load_checkpoint, save_checkpoint
-from lamina.checkpoint.prune import Keep, prune_checkpoint
+from lamina.pruning.cut import Keep, prune_checkpoint
 from lamina.cli import main
-from lamina.config.fields import flatten
+from lamina.fields import flatten
 from lamina.config.init import Admin, DeepNet, ReZeroInit, ReZeroPostNorm
 from lamina.config.model import DropoutConfig, EmbeddingConfig, LanguageModelConfig, ModelConfig, StackConfig
 from lamina.errors import CheckpointError

@@ -9,11 +9,11 @@ import lamina
 from fairseq_files import write_fixture_file
 from golden_files import read_json, read_tensors
 from lamina.checkpoint.format import load_checkpoint, save_checkpoint
-from lamina.checkpoint.prune import Keep, prune_checkpoint
+from lamina.pruning.cut import Keep, prune_checkpoint
 from lamina.cli import main
 from lamina.errors import CheckpointError, DamageError
-from lamina.interop.folder import file_keys
-from lamina.interop.loading import load_any
+from lamina.interop.exported_folder import file_keys
+from lamina.interop.any_format import load_any
 from lamina.interop.to_fairseq import fairseq_content, state_dict
 
 PLAIN = ["transformer_postln", "transformer_preln", "transformer_learned_pos", "transformer_layernorm_embedding",

@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from lamina.checkpoint.format import load_weights_
-from lamina.checkpoint.prune import Keep, prune
-from lamina.config.decode import SearchConfig
+from lamina.pruning.cut import Keep, prune
+from lamina.config.search_options import SearchConfig
 from lamina.config.model import LanguageModelConfig
-from lamina.decode.beam import Search
-from lamina.decode.sentences import Sentences
-from lamina.decode.slots import Slots
+from lamina.decode.search import Search
+from lamina.decode.requests import Sentences
+from lamina.decode.beam_step import BeamStep
 from lamina.errors import ConfigError
 from lamina.models.build import build_decoder_only
-from lamina.nn.stack import Runs
+from lamina.nn.stack import ActiveLayers
 from lamina.text.vocabulary import EOS
 from tiny import VOCABULARY_SIZE, pad, tiny_language_model, tiny_lm_config, tiny_pair
 
@@ -70,11 +70,11 @@ def test_stepwise_generation_matches_full_forward(model):
 
 
 @pytest.mark.parametrize("runs", [(True, False), (False, True)])
-def test_skipped_layers_are_skipped_in_every_path(model, runs):
-    chosen = Runs(decoder=runs)
+def test_skipped_layers_are_skipped_in_every_path(model, active):
+    chosen = ActiveLayers(decoder=active)
     whole = model.log_probs(tokens(), chosen)
     assert not torch.allclose(whole, model.log_probs(tokens()))
-    state = model.start(tokens(), 8, runs=chosen)
+    state = model.start(tokens(), 8, active=chosen)
     steps = [model.step(tokens()[:, place], state) for place in range(8)]
     torch.testing.assert_close(torch.stack(steps, dim=1), whole, rtol=1e-5, atol=1e-5)
 
@@ -86,8 +86,8 @@ def test_pruning_is_skipping(kept):
         pruned_config, weights = prune(config, dict(model.named_parameters()), Keep(decoder=kept))
         pruned = build_decoder_only(pruned_config, VOCABULARY_SIZE).eval()
         load_weights_(pruned, weights)
-        runs = Runs(decoder=tuple(layer in kept for layer in range(2)))
-        torch.testing.assert_close(pruned.log_probs(tokens()), model.log_probs(tokens(), runs), rtol=0, atol=1e-6)
+        active = ActiveLayers(decoder=tuple(layer in kept for layer in range(2)))
+        torch.testing.assert_close(pruned.log_probs(tokens()), model.log_probs(tokens(), active), rtol=0, atol=1e-6)
 
 
 def test_greedy_continues_a_prompt_with_the_best_token(model):
@@ -118,7 +118,7 @@ def test_reading_a_prompt_at_once_is_reading_it_step_by_step(model, options, mon
     prompt[1, 3:] = 1  # a shorter one
     search = Search([model, model], SearchConfig(max_length_offset=6, **options))
     at_once = search.run(pad(prompt, right=1), prompt)
-    monkeypatch.setattr(Slots, "_read_prompts", None)  # would fail if it were called
+    monkeypatch.setattr(BeamStep, "_read_prompts", None)  # would fail if it were called
     steps = search_without_reading(search, prompt, monkeypatch)
     for one, other in zip(at_once, steps, strict=True):
         assert [hypothesis.ids for hypothesis in one] == [hypothesis.ids for hypothesis in other]

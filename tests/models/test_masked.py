@@ -5,7 +5,7 @@ import torch
 
 from lamina.config.presets import PRESETS, TASK_PRESETS, roberta_base, roberta_large
 from lamina.models.build import build_masked_model
-from lamina.nn.stack import Runs
+from lamina.nn.stack import ActiveLayers
 from tiny import VOCABULARY_SIZE, pad, tiny_masked_model, tiny_pair
 
 
@@ -68,7 +68,7 @@ def test_terms_at_places_are_the_logits_there():
 
 def test_a_skipped_layer_is_not_there():
     model, (tokens, _) = tiny_masked_model(num_layers=3), tiny_pair()
-    skipped = model.encode(tokens, runs=Runs(encoder=[True, False, True])).final
+    skipped = model.encode(tokens, active=ActiveLayers(encoder=[True, False, True])).final
     del model.encoder.layers[1]
     assert torch.equal(model.encode(tokens).final, skipped)
 

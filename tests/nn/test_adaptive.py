@@ -7,8 +7,8 @@ import torch
 from lamina.nn.adaptive import AdaptiveHead, AdaptiveTable, Band, Tail
 from lamina.nn.embedding import TokenTable
 from lamina.nn.heads import Term
-from lamina.train import loss as loss_module
-from lamina.train.loss import adaptive_loss
+from lamina.training import loss as loss_module
+from lamina.training.loss import adaptive_loss
 
 SIZES, DIMS, DIM = (6, 5, 4), (8, 4, 2), 8
 

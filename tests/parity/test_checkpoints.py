@@ -8,11 +8,11 @@ import torch
 
 from golden_files import GOLDEN
 from lamina.cli import main
-from lamina.config.train import LabelSmoothedCrossEntropy
+from lamina.config.train_options import LabelSmoothedCrossEntropy
 from lamina.data.corpus import Languages, open_corpus
 from lamina.interop.fairseq_file import DictionaryPlaces
-from lamina.interop.loading import load_any
-from lamina.train.loss import batch_loss
+from lamina.interop.any_format import load_any
+from lamina.training.loss import batch_loss
 
 NUMBER = re.compile(r"(?<=\s)-\d+\.\d+")
 FILES, DATA = GOLDEN / "checkpoints", GOLDEN / "databin_mmap" / "joined"

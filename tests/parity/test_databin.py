@@ -7,7 +7,7 @@ import pytest
 
 from lamina.cli import main
 from lamina.data.binary import BinaryReader
-from lamina.data.folder import read_manifest
+from lamina.data.data_folder import read_manifest
 from lamina.text.subword import Whitespace, load_subwords
 from lamina.text.vocabulary import Vocabulary
 

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from golden_files import read_json, read_model, read_tensors
-from lamina.config.decode import SearchConfig
-from lamina.decode.beam import Search
+from lamina.config.search_options import SearchConfig
+from lamina.decode.search import Search
 
 FIXTURE = "generation_transformer_shared_all_embeddings"
 FUSION = "generation_sf_att_hard_gate08"

@@ -6,8 +6,8 @@ import torch
 from golden_files import compare_with_fixture, read_json, read_tensors
 from lamina.errors import CheckpointError
 from lamina.interop.fairseq import model_from_fairseq
-from lamina.nn.stack import Runs
-from lamina.train.loss import label_smoothed_loss
+from lamina.nn.stack import ActiveLayers
+from lamina.training.loss import label_smoothed_loss
 
 FIXTURE = "roberta_tiny"
 
@@ -66,7 +66,7 @@ def test_names_of_version_0_9():
     assert torch.equal(model.logits(tokens), read_masked().eval().logits(tokens))
     pruned = model_from_fairseq({**args, "decoder_layers_to_keep": "0,2"}, old, 64, 64).eval()
     assert torch.equal(pruned.logits(tokens), read_masked(args={"encoder_layers_to_keep": "0,2"}).eval().logits(tokens))
-    skipped = model.encode(tokens, Runs(encoder=(True, False, True))).final
+    skipped = model.encode(tokens, ActiveLayers(encoder=(True, False, True))).final
     assert torch.equal(pruned.encode(tokens).final, skipped)
 
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from lamina.config import optim as options
-from lamina.config.fields import build
-from lamina.train.optim import build_optimizer
+from lamina.fields import build
+from lamina.training.optimizers import build_optimizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TRAJECTORIES = ["adam_trajectory", "adam_trajectory_eps", "adam2_trajectory", "radam_trajectory",

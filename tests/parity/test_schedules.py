@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lamina.config.fields import build, leaves
+from lamina.fields import build, leaves
 from lamina.config.optim import SCHEDULES
-from lamina.train.schedule import build_schedule
+from lamina.training.schedules import build_schedule
 
 TABLES = json.loads((Path(__file__).parents[1] / "golden" / "lr_schedules" / "tables.json").read_text())
 

@@ -7,18 +7,18 @@ import torch
 
 from golden_files import HAS_ALL, read_json, read_model, read_tensors
 from lamina.config.optim import Adam, InverseSqrt
-from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.config.train_options import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
 from lamina.data.batching import Batch
 from lamina.data.feed import Share
 from lamina.interop.fairseq import _DEAD, _PERHAPS_DEAD, places
-from lamina.train.loop import run_updates
-from lamina.train.progress import Progress
-from lamina.train.schedule import build_schedule
-from lamina.train.update import Updater
-from lamina.train.watch import Watch
+from lamina.training.loop import run_updates
+from lamina.training.progress import Progress
+from lamina.training.schedules import build_schedule
+from lamina.training.update import Updater
+from lamina.training.divergence import DivergenceWatch
 
 
-class Recorder(Watch):
+class Recorder(DivergenceWatch):
     """Keeps what each update did."""
 
     def __init__(self, *args):

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from lamina.config.decode import SearchConfig
+from lamina.config.search_options import SearchConfig
 from lamina.config.init import Admin, DeepNet, DefaultInit, ReZeroInit
-from lamina.config.train import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.config.train_options import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
 from lamina.data.batching import Batch
-from lamina.decode.beam import Search
+from lamina.decode.search import Search
 from lamina.decode.scoring import token_log_probs
-from lamina.nn.stack import ALL_RUN, Runs
-from lamina.train.update import Updater
+from lamina.nn.stack import ALL_LAYERS, ActiveLayers
+from lamina.training.update import Updater
 from tiny import FUSIONS, pad, tiny_model, tiny_pair
 
 RESIDUALS = {
@@ -20,8 +20,8 @@ RESIDUALS = {
     "rezero": {"init": ReZeroInit()},
     "deepnet": {"init": DeepNet()},
 }
-SKIPS = {"all": ALL_RUN, "some": Runs(encoder=(True, False, True), decoder=(False, True, False)),
-         "ends": Runs(encoder=(False, True, False), decoder=(False, False, False))}
+SKIPS = {"all": ALL_LAYERS, "some": ActiveLayers(encoder=(True, False, True), decoder=(False, True, False)),
+         "ends": ActiveLayers(encoder=(False, True, False), decoder=(False, False, False))}
 
 
 @pytest.fixture(params=FUSIONS.values(), ids=FUSIONS.keys())
@@ -40,15 +40,15 @@ def model(fusion, residual):
 
 
 @pytest.mark.parametrize("runs", SKIPS.values(), ids=SKIPS.keys())
-def test_stepwise_decoding_matches_full_forward(model, runs):
+def test_stepwise_decoding_matches_full_forward(model, active):
     source, target = tiny_pair()
     source = torch.cat([pad(source[:1, 2:], right=2), source[1:]])
-    state = model.start(source, target.size(1), runs=runs)
+    state = model.start(source, target.size(1), active=active)
     steps = torch.stack([model.step(target[:, position], state) for position in range(target.size(1))], dim=1)
-    full = model.log_probs(source, target, runs=runs)
+    full = model.log_probs(source, target, active=active)
     # float32 with another order of sums on each path; scores of a model without norms are large
     torch.testing.assert_close(steps, full, rtol=2e-5, atol=2e-5)
-    if runs != ALL_RUN:
+    if active != ALL_LAYERS:
         assert not torch.allclose(full, model.log_probs(source, target))
 
 
@@ -58,7 +58,7 @@ def test_a_skipped_layer_never_shifts_what_is_read(fusion):
 
     model = tiny_model(num_layers=3, is_pre_norm=True, **fusion)
     source, target = tiny_pair()
-    skipped = model.log_probs(source, target, runs=Runs(encoder=(True, False, True), decoder=None))
+    skipped = model.log_probs(source, target, active=ActiveLayers(encoder=(True, False, True), decoder=None))
     layer = model.encoder.layers[1]
     assert isinstance(layer, EncoderLayer)
     with torch.no_grad():
@@ -84,15 +84,15 @@ def test_beams_ensembles_and_given_scores(fusion):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("runs", [ALL_RUN, Runs(encoder=(True, False, True), decoder=(False, True, True))], ids=["all", "some"])
-def test_an_update_reads_every_weight_but_those_of_skipped_layers(fusion, dtype, runs):
+@pytest.mark.parametrize("runs", [ALL_LAYERS, ActiveLayers(encoder=(True, False, True), decoder=(False, True, True))], ids=["all", "some"])
+def test_an_update_reads_every_weight_but_those_of_skipped_layers(fusion, dtype, active):
     model = tiny_model(num_layers=3, dropout_p=0.1, **fusion)
     source, target = tiny_pair()
     batch = Batch(source, target, target.roll(-1, dims=1), num_source_tokens=source.numel(), num_target_tokens=target.numel(),
                   indices=(0, 1, 2))
     updater = Updater(model, OptimizationConfig(criterion=LabelSmoothedCrossEntropy(smoothing=0.1)), PrecisionConfig(), dtype)
-    result = updater.update([batch], lr=1e-3, seed=1, draws=[runs])
+    result = updater.update([batch], lr=1e-3, seed=1, draws=[active])
     assert result.numbers.isfinite().all()
     untouched = {name for name, norm in zip(updater.weights.names, result.grad_norms.tolist(), strict=True) if norm == 0.0}
-    skipped = () if runs == ALL_RUN else ("encoder.layers.1.", "decoder.layers.0.")
+    skipped = () if active == ALL_LAYERS else ("encoder.layers.1.", "decoder.layers.0.")
     assert untouched == {name for name in updater.weights.names if skipped and name.startswith(skipped)}

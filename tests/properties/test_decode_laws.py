@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lamina.config.decode import SearchConfig
-from lamina.decode.beam import Search
+from lamina.config.search_options import SearchConfig
+from lamina.decode.search import Search
 from tiny import VOCABULARY_SIZE, pad, tiny_model, tiny_pair
 
 STRATEGIES = {

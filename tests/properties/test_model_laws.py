@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from lamina.config.decode import SearchConfig
+from lamina.config.search_options import SearchConfig
 from lamina.config.init import Admin, AdminClosedForm, DeepNet, ReZeroInit, ReZeroPostNorm
-from lamina.decode.beam import Search
+from lamina.decode.search import Search
 from lamina.nn.heads import normalise
 from tiny import FUSIONS, pad, tiny_model, tiny_pair
 

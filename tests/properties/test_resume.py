@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 
-import lamina.train.run as run_module
+import lamina.training.run as run_module
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
 from tiny import TINY_FLAGS, TINY_MASKED_FLAGS, make_data, write_text

@@ -15,14 +15,14 @@ from fairseq_files import fixture_content
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
 from lamina.errors import DataError, LaminaError
-from lamina.interop.loading import load_any, load_foreign
+from lamina.interop.any_format import load_any, load_foreign
 from lamina.text.subword import load_subwords
 from tiny import make_data, write_text
 
 HOW = ("os.system", "eval", "builtins.getattr", "a class with __setstate__", "torch.load", "a stack of opcodes")
 
 
-class Runs:
+class ActiveLayers:
     """Unpickled, it calls something."""
 
     def __init__(self, function, *arguments):
@@ -36,17 +36,17 @@ def malice(how):
     command = "touch pwned"
     match how:
         case "os.system":
-            return Runs(os.system, command)
+            return ActiveLayers(os.system, command)
         case "eval":
-            return Runs(eval, f"__import__('os').system({command!r})")
+            return ActiveLayers(eval, f"__import__('os').system({command!r})")
         case "builtins.getattr":
-            return Runs(getattr, "x", "upper")
+            return ActiveLayers(getattr, "x", "upper")
         case "a class with __setstate__":
-            return collections.UserDict(x=Runs(os.system, command))
+            return collections.UserDict(x=ActiveLayers(os.system, command))
         case "torch.load":
-            return Runs(torch.load, "inner.pt")
+            return ActiveLayers(torch.load, "inner.pt")
         case _:
-            return Runs(exec, f"import os; os.system({command!r})")
+            return ActiveLayers(exec, f"import os; os.system({command!r})")
 
 
 def as_archive(content, how, path):
@@ -85,7 +85,7 @@ def test_the_crafted_files_would_have_run(tmp_path, monkeypatch):
 def test_the_offending_name_is_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     content = fixture_content("transformer_postln")
-    torch.save({**content, "extra_state": Runs(os.system, "touch pwned")}, "evil.pt")
+    torch.save({**content, "extra_state": ActiveLayers(os.system, "touch pwned")}, "evil.pt")
     with pytest.raises(LaminaError, match=r"posix\.system|nt\.system|os\.system"):
         load_foreign("evil.pt")
     assert not Path("pwned").exists()
@@ -99,7 +99,7 @@ def test_no_command_runs_a_checkpoint(tmp_path, monkeypatch, capsys, command):
     data = make_data(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO("a b\n"))
-    torch.save({"lamina_format": 1, "config": Runs(os.system, "touch pwned")}, "evil.pt")
+    torch.save({"lamina_format": 1, "config": ActiveLayers(os.system, "touch pwned")}, "evil.pt")
     capsys.readouterr()
     assert main([str(data) if word == "DATA" else word for word in command] + ["evil.pt"]) == 2
     assert "system" in capsys.readouterr().err

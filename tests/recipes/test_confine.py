@@ -6,11 +6,11 @@ import tarfile
 import pytest
 
 from lamina.cli import COMMANDS, load, main
-from lamina.config.fields import unique_leaves
+from lamina.fields import unique_leaves
 from lamina.errors import ConfigError, DataError
 from lamina.recipes.confine import is_inside, is_path, is_place_inside
 from lamina.recipes.plan import Places
-from lamina.recipes.recipe import all_names, find_recipe, read_recipe
+from lamina.recipes.recipe_file import all_names, find_recipe, read_recipe
 from lamina.recipes.runner import Wishes, plan_all
 from lamina.recipes.sources import read_place
 

@@ -10,7 +10,7 @@ from lamina.errors import ConfigError, DataError
 from lamina.metrics.m2 import read_m2
 from lamina.recipes.dataset import Cleaning, Dataset, TestSet, read_dataset
 from lamina.recipes.prepare import apply_edits, prepare
-from lamina.recipes.recipe import find_dataset
+from lamina.recipes.recipe_file import find_dataset
 from small_recipe import NUM_PAIRS, write_downloads
 
 DATASETS = sorted((Path(__file__).parents[2] / "recipes" / "data").glob("*.yaml"))

@@ -6,7 +6,7 @@ import pytest
 
 from lamina.cli import main
 from lamina.errors import DataError
-from lamina.recipes.figures import comparison_figures, decoding_speed, score_figures, training_figures
+from lamina.recipes.printed_figures import comparison_figures, decoding_speed, score_figures, training_figures
 from lamina.recipes.results import append_rows, fill_page, read_rows, render, shared_command, spread
 
 LOG = """$ lamina train x

@@ -14,7 +14,7 @@ import pytest
 
 from lamina.cli import main
 from lamina.recipes import runner, worker
-from lamina.recipes.recipe import find_recipe
+from lamina.recipes.recipe_file import find_recipe
 from lamina.recipes.results import latest, read_rows
 from small_recipe import CORPUS, LM_CORPUS, LM_RECIPE, RECIPE, TRAIN, write_downloads, write_recipe
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lamina.analysis.figures import COLOURS, new_figure
+from lamina.analysis.drawing import COLOURS, new_figure
 
 COLUMN_WIDTH = 3.4  # inches
 COLOUR_MAP = "cividis"  # as bright in grey as in colour

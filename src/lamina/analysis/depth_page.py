@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lamina.analysis.charts import COLOUR_MAP, LINE_STYLES, small_print
 from lamina.analysis.depth import layer_dependency, variances
-from lamina.analysis.figures import COLOURS, MARKERS, new_figure
+from lamina.analysis.drawing import COLOURS, MARKERS, new_figure
 from lamina.analysis.page import Section
 from lamina.analysis.probes import Sum
 

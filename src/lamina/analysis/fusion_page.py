@@ -8,8 +8,8 @@ import numpy as np
 
 from lamina.analysis import charts
 from lamina.analysis.embeddings import Similarity, Spectrum
-from lamina.analysis.fusion import QUANTILES, FrequencyBin, FusionWeights, Gates, SourceAttention, mixes_hard
-from lamina.analysis.masking import Masked
+from lamina.analysis.fusion_weights import QUANTILES, FrequencyBin, FusionWeights, Gates, SourceAttention, mixes_hard
+from lamina.analysis.hiding import Masked
 from lamina.analysis.page import Section
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.nn.fusion import LayerAttention, LayerWise

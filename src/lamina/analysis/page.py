@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from lamina.analysis.figures import save_figure
+from lamina.analysis.drawing import save_figure
 from lamina.errors import ConfigError
 from lamina.files import whole_file
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lamina.config.batches import BatchConfig, DataConfig
-from lamina.config.fields import build, unique_leaves
+from lamina.fields import build, unique_leaves
 from lamina.config.model import ModelConfig
 from lamina.data.batching import AnyBatch, Batch, TokenBatch
 from lamina.data.feed import Feed

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.checkpoint.limits import check_archive, check_content
-from lamina.config.fields import build
+from lamina.fields import build
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, DamageError
 from lamina.files import check_regular, is_plain_name, part_of, remove_stale_parts, replace_durably
@@ -86,7 +86,7 @@ class Checkpoint:
 
 def model_config(config: dict[str, Any]) -> ModelConfig:
     """The model's part of a run's flat configuration."""
-    from lamina.config.fields import unique_leaves
+    from lamina.fields import unique_leaves
 
     names = {leaf.name for leaf in unique_leaves(ModelConfig)}
     return build(ModelConfig, {name: value for name, value in config.items() if name in names})
@@ -294,7 +294,7 @@ def _wrong_training(training: dict[str, Any]) -> Iterator[str]:
 
 
 def _is_progress(name: str, value: Any) -> bool:
-    """Counts, sums and scores, as train/progress.py has them; names that it does not know are its to refuse."""
+    """Counts, sums and scores, as training/progress.py has them; names that it does not know are its to refuse."""
     if name == "is_check_pending":
         return isinstance(value, bool)
     if name == "best" and value is None:

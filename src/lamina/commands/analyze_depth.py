@@ -20,14 +20,14 @@ from lamina.analysis.depth_page import Measured, change_section, dependency_sect
 from lamina.analysis.page import PAGE_NAME, Section, open_folder, write_page
 from lamina.analysis.probes import Sum
 from lamina.analysis.samples import first_batch, made_up_batch, open_task
-from lamina.config.analyze import AnalyzeDepthConfig
-from lamina.config.fields import flatten
+from lamina.config.analyze_options import AnalyzeDepthConfig
+from lamina.fields import flatten
 from lamina.config.model import ModelConfig
 from lamina.config.parser import resolve, spelled_out
 from lamina.data.batching import AnyBatch
 from lamina.errors import ConfigError, DataError
 from lamina.interop.fairseq_file import DictionaryPlaces
-from lamina.interop.loading import load_any
+from lamina.interop.any_format import load_any
 from lamina.models.build import BUILDERS
 from lamina.nn.stack import stacks_of
 

@@ -11,21 +11,21 @@ import torch
 from lamina import __version__, console
 from lamina.analysis import fusion_page
 from lamina.analysis.embeddings import aligned_words, similarity, spectrum, token_tables
-from lamina.analysis.fusion import by_frequency, fusion_weights, gates, mixes_hard, source_attention
-from lamina.analysis.masking import Judge, masks_of, measure_masks
+from lamina.analysis.fusion_weights import by_frequency, fusion_weights, gates, mixes_hard, source_attention
+from lamina.analysis.hiding import Judge, masks_of, measure_masks
 from lamina.analysis.page import PAGE_NAME, Section, open_folder, write_page
 from lamina.api import Translator
 from lamina.checkpoint.format import Checkpoint
 from lamina.commands.generate import DEFAULT_MAX_TOKENS, open_split
-from lamina.config.analyze import AnalyzedData, AnalyzeFusionConfig
+from lamina.config.analyze_options import AnalyzedData, AnalyzeFusionConfig
 from lamina.config.parser import spelled_out
 from lamina.data.batching import Batch, collate, length_batches
 from lamina.data.corpus import Example
-from lamina.decode.beam import Search
+from lamina.decode.search import Search
 from lamina.decode.scoring import pad_targets
 from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.interop.fairseq_file import DictionaryPlaces
-from lamina.interop.loading import load_any
+from lamina.interop.any_format import load_any
 from lamina.metrics.bleu import Bleu
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.tasks.translation import GREEDY

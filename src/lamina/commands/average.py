@@ -6,15 +6,15 @@ from functools import partial
 from pathlib import Path
 
 from lamina import console
-from lamina.config.average import AverageConfig
+from lamina.config.tool_options import AverageConfig
 from lamina.errors import CheckpointError, ConfigError
 
 
 def run(config: AverageConfig) -> None:
     # Here, not above: options that exclude each other are refused without loading torch.
-    from lamina.checkpoint.average import average_checkpoints
+    from lamina.checkpoint.averaging import average_checkpoints
     from lamina.checkpoint.format import save_checkpoint
-    from lamina.interop.loading import load_any
+    from lamina.interop.any_format import load_any
 
     paths, output = choose_inputs(config), Path(config.output)
     check_output(output, paths)
@@ -29,8 +29,8 @@ def run(config: AverageConfig) -> None:
 
 def choose_inputs(config: AverageConfig) -> list[Path]:
     """The checkpoints to average, in the order of their numbers or as named."""
-    from lamina.checkpoint.average import BY_EPOCH, BY_UPDATE, newest_checkpoints
-    from lamina.interop.folder import is_exported
+    from lamina.checkpoint.averaging import BY_EPOCH, BY_UPDATE, newest_checkpoints
+    from lamina.interop.exported_folder import is_exported
 
     series, number = (BY_UPDATE, config.num_updates) if config.num_updates else (BY_EPOCH, config.num_epochs)
     paths = [Path(name) for name in config.inputs]

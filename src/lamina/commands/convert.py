@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lamina import console
-from lamina.config.convert import ConvertConfig
+from lamina.config.tool_options import ConvertConfig
 
 
 def run(config: ConvertConfig) -> None:
@@ -13,7 +13,7 @@ def run(config: ConvertConfig) -> None:
     from lamina.checkpoint.format import save_checkpoint
     from lamina.commands.average import check_output
     from lamina.interop.fairseq_file import DictionaryPlaces
-    from lamina.interop.loading import load_foreign
+    from lamina.interop.any_format import load_foreign
 
     path, output = Path(config.checkpoint), Path(config.output)
     check_output(output, [path])

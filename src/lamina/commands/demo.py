@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lamina.config.demo import DemoConfig
-from lamina.demo.corpus import build_corpus, write_corpus
+from lamina.config.tool_options import DemoConfig
+from lamina.demo_corpus.sentences import build_corpus, write_corpus
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lamina import console
-from lamina.config.export import ExportConfig
+from lamina.config.tool_options import ExportConfig
 
 if TYPE_CHECKING:
     from lamina.checkpoint.format import Checkpoint
@@ -33,7 +33,7 @@ def run(config: ExportConfig) -> None:
     from lamina.files import whole_folder
     from lamina.interop.card import model_card
     from lamina.interop.fairseq_file import DictionaryPlaces
-    from lamina.interop.loading import load_any
+    from lamina.interop.any_format import load_any
 
     path, output = Path(config.checkpoint), Path(config.output)
     checkpoint = load_any(path, places=DictionaryPlaces.of(config.dict_dir), notice=console.notice, is_resumable=False)
@@ -51,7 +51,7 @@ def _write(kind: str, folder: Path, checkpoint: Checkpoint) -> Checkpoint:
     import torch
 
     from lamina.interop.ctranslate2 import write_ctranslate2
-    from lamina.interop.folder import write_folder, write_texts
+    from lamina.interop.exported_folder import write_folder, write_texts
     from lamina.interop.to_fairseq import fairseq_content
 
     if kind == "safetensors":

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from lamina import console
-from lamina.config.fold import FoldConfig
+from lamina.config.tool_options import FoldConfig
 
 
 def run(config: FoldConfig) -> None:
     # Here, not above: a missing --output is refused without loading torch.
-    from lamina.checkpoint.fold import fold_checkpoint
+    from lamina.checkpoint.folding import fold_checkpoint
     from lamina.checkpoint.format import save_checkpoint
     from lamina.commands.average import check_output
-    from lamina.interop.loading import load_any
+    from lamina.interop.any_format import load_any
 
     path, output = Path(config.checkpoint), Path(config.output)
     checkpoint = load_any(path, notice=console.notice)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina import console
-from lamina.config.info import InfoConfig
+from lamina.config.tool_options import InfoConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def run(config: InfoConfig) -> None:
     from lamina.checkpoint.describe import describe
-    from lamina.interop.loading import load_any
+    from lamina.interop.any_format import load_any
 
     path = Path(config.checkpoint)
     described = describe(load_any(path, notice=console.notice), path)

@@ -12,8 +12,8 @@ from typing import BinaryIO
 from lamina import console
 from lamina.api import LanguageModel, Translation, Translator
 from lamina.commands.generate import load_model
-from lamina.config.generate import InteractiveConfig
-from lamina.decode.lines import Describer
+from lamina.config.generate_options import InteractiveConfig
+from lamina.decode.output_lines import Describer
 from lamina.errors import ConfigError, DataError
 
 PIPE_BUFFER = 1000

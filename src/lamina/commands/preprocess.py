@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lamina import console
-from lamina.config.data import PreprocessConfig
-from lamina.data.preprocess import FolderReport, SideReport, make_data_folder
-from lamina.data.segmentation import subword_kind
+from lamina.config.preprocess_options import PreprocessConfig
+from lamina.preprocess.pipeline import FolderReport, SideReport, make_data_folder
+from lamina.preprocess.segmentation import subword_kind
 
 # Above this share of <unk> a model learns holes; subwords bring it to nearly nothing.
 UNKNOWN_SHARE_TO_WARN = 0.01

@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina import console
-from lamina.config.prune import PruneConfig
+from lamina.config.prune_options import PruneConfig
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lamina.analysis.layer_meter import LayerMeter
-    from lamina.analysis.subsets import Subset
+    from lamina.pruning.layer_meter import LayerMeter
+    from lamina.pruning.subsets import Subset
     from lamina.checkpoint.format import Checkpoint
-    from lamina.checkpoint.prune import Keep
+    from lamina.pruning.cut import Keep
 
 
 def run(config: PruneConfig) -> None:
     # Here, not above: options that exclude each other are refused without loading torch.
-    from lamina.checkpoint.prune import Keep, check_prunable, chosen_layers
+    from lamina.pruning.cut import Keep, check_prunable, chosen_layers
     from lamina.commands.average import check_output
     from lamina.interop.fairseq_file import DictionaryPlaces
-    from lamina.interop.loading import load_any
+    from lamina.interop.any_format import load_any
 
     path, output = Path(config.checkpoint), Path(config.output)
     check_output(output, [path])
@@ -45,7 +45,7 @@ def run(config: PruneConfig) -> None:
 def _open(config: PruneConfig, checkpoint: Checkpoint, path: Path,
           output: Path) -> tuple[LayerMeter, Callable[[Subset], float]]:
     """What measures, and the same with a memory on disk."""
-    from lamina.analysis.layer_search import open_measurements, open_meter
+    from lamina.pruning.layer_search import open_measurements, open_meter
 
     assert config.data is not None, "the configuration asks for it"
     meter = open_meter(checkpoint, config.data, config.measure, path, console.notice)
@@ -56,8 +56,8 @@ def _open(config: PruneConfig, checkpoint: Checkpoint, path: Path,
 
 
 def _found(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], float], path: Path) -> Keep:
-    from lamina.analysis.layer_search import budget_of, search_layers
-    from lamina.analysis.subsets import RULES, most_measurements
+    from lamina.pruning.layer_search import budget_of, search_layers
+    from lamina.pruning.subsets import RULES, most_measurements
 
     depths, width = budget_of(config.search, meter.whole, path), config.search.beam_width
     total = most_measurements(meter.whole.depths, depths, width) + len(RULES)
@@ -71,7 +71,7 @@ def _found(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], f
 
 
 def _draw(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], float], path: Path, output: Path) -> None:
-    from lamina.analysis.depth_curve import curve_stacks, draw_curve, measure_curve, num_measurements
+    from lamina.pruning.depth_curve import curve_stacks, draw_curve, measure_curve, num_measurements
 
     stacks, width = curve_stacks(meter.whole, config.search.curve or "both", path), config.search.beam_width
     with console.progress("measuring depths", num_measurements(meter.whole, stacks, width)) as advance:
@@ -104,7 +104,7 @@ def _show(rows: Sequence[tuple[Any, ...]], kept: str = "") -> None:
 
 def _write(checkpoint: Checkpoint, keep: Keep, path: Path, output: Path) -> None:
     from lamina.checkpoint.format import save_checkpoint
-    from lamina.checkpoint.prune import PRUNING_LINE, doubts, prune_checkpoint
+    from lamina.pruning.cut import PRUNING_LINE, doubts, prune_checkpoint
 
     for doubt in doubts(checkpoint, keep, path):
         console.warn(doubt)

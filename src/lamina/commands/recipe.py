@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from lamina import console, provenance
-from lamina.config.fields import suggestion
-from lamina.config.recipe import RecipeListConfig, RecipePrepareConfig, RecipeRunConfig, RecipeTableConfig
+from lamina.fields import suggestion
+from lamina.config.recipe_options import RecipeListConfig, RecipePrepareConfig, RecipeRunConfig, RecipeTableConfig
 from lamina.errors import ConfigError, DataError
 from lamina.recipes.dataset import read_dataset
 from lamina.recipes.plan import Places, plan_comparisons
-from lamina.recipes.recipe import Recipe, all_names, find_dataset, find_recipe
+from lamina.recipes.recipe_file import Recipe, all_names, find_dataset, find_recipe
 from lamina.recipes.results import FILE_NAME, read_rows, render
 
 MOST_NAMES = 8  # of a grid's variants, in the list
@@ -79,7 +79,7 @@ def chosen_runs(config: RecipeRunConfig, recipe: Recipe) -> list[tuple[str, int]
 
 
 def prepare(config: RecipePrepareConfig) -> None:
-    from lamina.data.workers import available_cores
+    from lamina.preprocess.workers import available_cores
     from lamina.recipes.prepare import prepare
 
     is_path = config.corpus.endswith((".yaml", ".yml")) or "/" in config.corpus
@@ -100,7 +100,7 @@ def show_table(config: RecipeTableConfig) -> None:
     rows = [row for row in read_rows(path) if config.recipe in (None, row["recipe"])]
     print(render(rows), end="")
     if config.figures is not None:
-        from lamina.recipes.charts import draw_recipes
+        from lamina.recipes.result_charts import draw_recipes
 
         for file in draw_recipes(rows, path.parent / "runs", Path(config.figures)):
             console.notice(f"wrote {file}")

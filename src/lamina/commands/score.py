@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lamina import console
-from lamina.config.score import OF_EDITS, STANDARD_INPUT, ScoreConfig
+from lamina.config.score_options import OF_EDITS, STANDARD_INPUT, ScoreConfig
 from lamina.errors import DataError
 from lamina.metrics.bleu import Bleu
 from lamina.metrics.chrf_ter import Chrf, Ter

@@ -7,11 +7,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from lamina import console
-from lamina.config.fields import flatten
-from lamina.config.train import TrainConfig
+from lamina.fields import flatten
+from lamina.config.train_options import TrainConfig
 
 if TYPE_CHECKING:
-    from lamina.train.run import Run
+    from lamina.training.run import Run
 
 
 def run(config: TrainConfig) -> None:
@@ -24,7 +24,7 @@ def run(config: TrainConfig) -> None:
     # Here, not above: --help and --print-config answer without loading torch.
     import torch
 
-    from lamina.train.launch import joined, num_to_start, start_ranks
+    from lamina.distributed.launch import joined, num_to_start, start_ranks
 
     is_on_gpu = torch.cuda.is_available() and not config.precision.cpu
     number = num_to_start(config.ranks, os.environ, torch.cuda.device_count() if is_on_gpu else 0)
@@ -32,9 +32,9 @@ def run(config: TrainConfig) -> None:
         console.notice(f"starting {number} processes, one for each {'GPU' if is_on_gpu else 'part of the data'}")
         start_ranks(number, run, config)
         return
-    from lamina.train.loop import train
-    from lamina.train.memory import advise_when_short
-    from lamina.train.run import Run
+    from lamina.training.loop import train
+    from lamina.training.memory_limit import advise_when_short
+    from lamina.training.run import Run
 
     with joined(config.ranks, is_on_gpu=is_on_gpu) as ranks, advise_when_short(config):
         training = Run(config, ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lamina.config.fields import check, flag, variant
+from lamina.fields import check, flag, variant
 
 
 @dataclass(frozen=True, kw_only=True)

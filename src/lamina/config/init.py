@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lamina.config.fields import check, flag
+from lamina.fields import check, flag
 
 _BATCHES_HELP = "batches to profile on; the squares of their ratios, which are sums of variances, are averaged"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
-from lamina.config.fields import flag
+from lamina.fields import flag
 from lamina.errors import ConfigError
 
 SIDES = ("encoder", "decoder")

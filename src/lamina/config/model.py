@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lamina.config.fields import check, flag, part, variant
+from lamina.fields import check, flag, part, variant
 from lamina.config.fusion import SURFACES, AttendedFusion, HeadConfig, MeanFusion, MemoryConfig
 from lamina.config.init import INIT_HELP, INIT_TYPES, DeepNet, Init, check_order
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lamina.config.fields import check, flag
+from lamina.fields import check, flag
 
 _MOMENTUM_HELP = "share of the last update's velocity that carries over; 0.9 to 0.99 is usual, 0 turns it off"
 _WARMUP_HELP = ("raise the learning rate in a straight line over the first N updates; 4000 suits Post-LN models, "

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
 from lamina.config.fairseq_options import Retired, retired_for
-from lamina.config.fields import (
+from lamina.fields import (
     MISSING,
     NO_VALUE,
     Leaf,

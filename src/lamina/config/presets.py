@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from lamina.config.fields import flatten
+from lamina.fields import flatten
 from lamina.config.fusion import AttendedFusion, HardFusion
 from lamina.config.model import DropoutConfig, EmbeddingConfig, LanguageModelConfig, ModelConfig, StackConfig
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import DataError
-from lamina.rows import Rows
+from lamina.packed import Rows
 from lamina.text.vocabulary import EOS, PAD
 
 if TYPE_CHECKING:

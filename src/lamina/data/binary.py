@@ -17,7 +17,7 @@ from types import TracebackType
 
 import numpy as np
 
-from lamina.data.folder import check_finished
+from lamina.data.data_folder import check_finished
 from lamina.data.verify import check_small
 from lamina.errors import DataError
 from lamina.files import check_regular

@@ -10,7 +10,7 @@ import torch
 
 from lamina.data.batching import TokenBatch, pad_rows
 from lamina.data.binary import BinaryReader
-from lamina.data.folder import check_finished
+from lamina.data.data_folder import check_finished
 from lamina.errors import DataError
 from lamina.text.vocabulary import EOS, PAD
 

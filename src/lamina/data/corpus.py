@@ -11,7 +11,7 @@ import numpy as np
 
 from lamina.data.batching import AnyBatch, Batch, collate
 from lamina.data.binary import BinaryReader
-from lamina.data.folder import check_finished, split_name
+from lamina.data.data_folder import check_finished, split_name
 from lamina.data.packing import PackedBatch, PackedShape, Sentences, packed
 from lamina.data.verify import load_dictionary
 from lamina.errors import DataError

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lamina.data.batching import moved
-from lamina.rows import FIRST_POSITION, PAD_POSITION, Packed
+from lamina.packed import FIRST_POSITION, PAD_POSITION, Packed
 from lamina.text.vocabulary import EOS, PAD
 
 # Rows that were cut shorter keep a length that kernels like.

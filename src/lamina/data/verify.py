@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lamina.data.folder import MANIFEST_NAME, check_finished, dictionary_name, read_manifest
+from lamina.data.data_folder import MANIFEST_NAME, check_finished, dictionary_name, read_manifest
 from lamina.errors import DataError
 from lamina.files import check_regular, file_hash, quick_sum, read_json, whole_file
 from lamina.text.subword import SUBWORDS_NAME, Subword, load_subwords, model_files

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lamina.decode.scoring import pad_targets
-from lamina.decode.trace import Hypothesis
+from lamina.decode.backtrace import Hypothesis
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.nn.attention import MemoryAttention
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lamina.config.decode import SearchConfig
+from lamina.config.search_options import SearchConfig
 from lamina.decode.sampling import draw
 
 # More than the beam holds: each beam may end at this step, and as many must still go on.

@@ -7,7 +7,7 @@ from torch import nn
 
 from lamina.nn.embedding import TokenTable
 from lamina.nn.positions import LearnedPositions
-from lamina.rows import PAD_POSITION
+from lamina.packed import PAD_POSITION
 
 STD = 0.02
 

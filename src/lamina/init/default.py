@@ -13,7 +13,7 @@ from lamina.nn.embedding import InputEmbedding, TokenTable
 from lamina.nn.fusion import LayerAttention
 from lamina.nn.heads import HardMix
 from lamina.nn.positions import LearnedPositions
-from lamina.rows import PAD_POSITION
+from lamina.packed import PAD_POSITION
 
 
 @torch.no_grad()

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from lamina import __version__
 from lamina.checkpoint.format import Checkpoint
-from lamina.checkpoint.prune import stack_depths
-from lamina.config.fields import flatten
+from lamina.pruning.cut import stack_depths
+from lamina.fields import flatten
 from lamina.config.fusion import AttendedFusion, HardFusion, SurfaceConfig
 from lamina.config.init import DefaultInit
 from lamina.config.model import ModelConfig, StackConfig

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lamina.checkpoint.format import load_weights_
-from lamina.checkpoint.prune import Keep, prune
-from lamina.config.fields import build, unique_leaves, with_positive_names
+from lamina.pruning.cut import Keep, prune
+from lamina.fields import build, unique_leaves, with_positive_names
 from lamina.config.keep import kept_layers
 from lamina.config.model import ClassifierConfig, ModelConfig
 from lamina.errors import CheckpointError

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from lamina.checkpoint.format import Checkpoint
-from lamina.checkpoint.prune import Keep, prune_checkpoint
-from lamina.config.fields import flatten
+from lamina.pruning.cut import Keep, prune_checkpoint
+from lamina.fields import flatten
 from lamina.config.presets import PRESETS
-from lamina.data.folder import dictionary_name
+from lamina.data.data_folder import dictionary_name
 from lamina.errors import CheckpointError, ConfigError
 from lamina.interop.fairseq import Described, copy_parameters_, describe_model, is_buffer
 from lamina.text.subword import Whitespace, load_subwords, subword_to_dict

@@ -13,7 +13,7 @@ from lamina.nn.embedding import InputEmbedding
 from lamina.nn.heads import LinearHead, Term, log_probs, output_weight, sharpen
 from lamina.nn.layout import Layout
 from lamina.nn.prepacked import Prepacked
-from lamina.nn.stack import ALL_RUN, CausalLayer, LayerStack, Runs
+from lamina.nn.stack import ALL_LAYERS, CausalLayer, LayerStack, ActiveLayers
 
 READ_AT_ONCE = 64  # tokens of a prompt that look at the vocabulary together
 
@@ -30,10 +30,10 @@ class DecoderOnly(nn.Module):
         self.pad_id = pad_id
         self.max_target_positions = max_target_positions
 
-    def forward(self, tokens: Tensor, runs: Runs = ALL_RUN) -> list[Term]:
+    def forward(self, tokens: Tensor, active: ActiveLayers = ALL_LAYERS) -> list[Term]:
         """What the head says of the token after each place. tokens: (B, T), padded on the right"""
         layout = Layout.of_ids(tokens, self.pad_id)
-        output = self.decoder(self.target_embedding(tokens, layout), lambda layer, index, x: layer(x, layout), runs.decoder)
+        output = self.decoder(self.target_embedding(tokens, layout), lambda layer, index, x: layer(x, layout), active.decoder)
         return self.head.terms(output)
 
     @property
@@ -42,9 +42,9 @@ class DecoderOnly(nn.Module):
         assert isinstance(self.head, LinearHead), "an adaptive head has no output matrix"
         return output_weight(self.head)
 
-    def log_probs(self, tokens: Tensor, runs: Runs = ALL_RUN) -> Tensor:
+    def log_probs(self, tokens: Tensor, active: ActiveLayers = ALL_LAYERS) -> Tensor:
         """Log-probabilities of the token after each place. (B, T) -> (B, T, V)"""
-        return self._scores(self(tokens, runs))
+        return self._scores(self(tokens, active))
 
     def _scores(self, terms: list[Term], temperature: float = 1.0) -> Tensor:
         if isinstance(self.head, AdaptiveHead):
@@ -55,7 +55,7 @@ class DecoderOnly(nn.Module):
 
     @torch.no_grad()
     def start(self, tokens: Tensor, max_length: int | None = None, num_beams: int = 1,
-              runs: Runs = ALL_RUN) -> StepState:
+              active: ActiveLayers = ALL_LAYERS) -> StepState:
         """Prepare for at most `max_length` tokens of `num_beams` texts each; of `tokens` (B, ...) only the number counts."""
         layers = []
         for layer in self.decoder.layers:
@@ -63,7 +63,7 @@ class DecoderOnly(nn.Module):
             like = next(self.parameters()).new_empty(0, layer.attention.out_proj.in_features)
             layers.append(KeyValues(len(tokens), num_beams, layer.attention.num_heads, like))
         return StepState(layers=layers, steps=torch.zeros(len(tokens), dtype=torch.long, device=tokens.device),
-                         num_beams=num_beams, max_length=max_length or self.max_target_positions, runs=runs)
+                         num_beams=num_beams, max_length=max_length or self.max_target_positions, active=active)
 
     @torch.no_grad()
     def read(self, tokens: Tensor, target: Tensor, state: StepState, temperature: float = 1.0) -> Tensor:
@@ -71,7 +71,7 @@ class DecoderOnly(nn.Module):
         assert state.length == 0, "the first tokens come first"
         embedded = self.target_embedding(tokens, Layout.of_ids(tokens, self.pad_id))
         state.reserve_(tokens.size(1))
-        output = self.decoder(embedded, lambda layer, index, x: layer.read(x, state.layers[index]), state.runs.decoder)
+        output = self.decoder(embedded, lambda layer, index, x: layer.read(x, state.layers[index]), state.active.decoder)
         state.read_(tokens.size(1))
         (term,) = self.head.terms(output)
         # A few places at a time, so that the whole (B, T, V) is never there.
@@ -88,7 +88,7 @@ class DecoderOnly(nn.Module):
         embedded = self.target_embedding.step(ids, places)
         turn = state.turn(places, embedded.input.dtype)
         output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], turn),
-                              state.runs.decoder)
+                              state.active.decoder)
         state.end()
         scores = self._scores(self.head.terms(output), temperature)
         return scores if tokens.dim() == 2 else scores[:, 0]

@@ -16,8 +16,8 @@ from lamina.nn.fusion import Memory
 from lamina.nn.heads import Head, Term, log_probs, output_weight, sharpen
 from lamina.nn.layout import AnyLayout, Layout, lay_out
 from lamina.nn.prepacked import Prepacked
-from lamina.nn.stack import ALL_RUN, DecoderLayer, LayerStack, Runs, StackOutput
-from lamina.rows import Rows
+from lamina.nn.stack import ALL_LAYERS, DecoderLayer, LayerStack, ActiveLayers, StackOutput
+from lamina.packed import Rows
 
 
 class Encoded(NamedTuple):
@@ -62,38 +62,38 @@ class EncoderDecoder(nn.Module):
         self.max_source_positions = max_source_positions
         self.max_target_positions = max_target_positions
 
-    def encode(self, source: Rows, runs: Runs = ALL_RUN) -> Encoded:
+    def encode(self, source: Rows, active: ActiveLayers = ALL_LAYERS) -> Encoded:
         ids, layout = lay_out(source, self.pad_id)
         embedded = self.source_embedding(ids, layout)
-        return Encoded(self.encoder(embedded, lambda layer, index, x: layer(x, layout), runs.encoder), layout, ids)
+        return Encoded(self.encoder(embedded, lambda layer, index, x: layer(x, layout), active.encoder), layout, ids)
 
-    def forward(self, source: Rows, target_in: Rows, runs: Runs = ALL_RUN) -> list[Term]:
-        """What the head says of each target position; train/loss.py or `log_probs` turns it into numbers."""
-        encoded = self.encode(source, runs)
+    def forward(self, source: Rows, target_in: Rows, active: ActiveLayers = ALL_LAYERS) -> list[Term]:
+        """What the head says of each target position; training/loss.py or `log_probs` turns it into numbers."""
+        encoded = self.encode(source, active)
         ids, layout = lay_out(target_in, self.pad_id)
         memory, memory_layout = self.memory.prepare(encoded.output), encoded.layout
         output = self.decoder(self.target_embedding(ids, layout),
-                              lambda layer, index, x: layer(x, layout, self.memory(memory, index), memory_layout), runs.decoder)
+                              lambda layer, index, x: layer(x, layout, self.memory(memory, index), memory_layout), active.decoder)
         return self.head.terms(output, self.head.start(*encoded), layout)
 
     @property
     def output_weight(self) -> Tensor | Prepacked:
         return output_weight(self.head)
 
-    def log_probs(self, source: Rows, target_in: Rows, runs: Runs = ALL_RUN) -> Tensor:
+    def log_probs(self, source: Rows, target_in: Rows, active: ActiveLayers = ALL_LAYERS) -> Tensor:
         """Log-probabilities of each next token. source: (B, S), padded left or right; target_in: (B, T) -> (B, T, V)"""
-        return log_probs(self(source, target_in, runs), self.output_weight)
+        return log_probs(self(source, target_in, active), self.output_weight)
 
     @torch.no_grad()
-    def start(self, source: Tensor, max_length: int | None = None, num_beams: int = 1, runs: Runs = ALL_RUN) -> DecoderState:
+    def start(self, source: Tensor, max_length: int | None = None, num_beams: int = 1, active: ActiveLayers = ALL_LAYERS) -> DecoderState:
         """Encode a batch and prepare for at most `max_length` target tokens of `num_beams` hypotheses each."""
-        encoded = self.encode(source, runs)
+        encoded = self.encode(source, active)
         assert isinstance(encoded.layout, Layout), "a search has a sentence in each row"
         layout = encoded.layout.as_bias(encoded.output.final.dtype)
         memory = self.memory.prepare(encoded.output)
         layers: list[LayerCache | None] = []
         for index, layer in enumerate(self.decoder.layers):
-            if runs.decoder is not None and not runs.decoder[index]:
+            if active.decoder is not None and not active.decoder[index]:
                 layers.append(None)
                 continue
             assert isinstance(layer, DecoderLayer)
@@ -102,7 +102,7 @@ class EncoderDecoder(nn.Module):
             like = keys.new_empty(0, layer.attention.out_proj.in_features)
             layers.append(LayerCache(KeyValues(len(source), num_beams, layer.attention.num_heads, like), (keys, values)))
         return DecoderState(layers=layers, steps=source.new_zeros(len(source)), num_beams=num_beams,
-                            max_length=max_length or self.max_target_positions, runs=runs, layout=layout,
+                            max_length=max_length or self.max_target_positions, active=active, layout=layout,
                             surface=self.head.start(encoded.output, layout, source))
 
     @torch.no_grad()
@@ -113,7 +113,7 @@ class EncoderDecoder(nn.Module):
         embedded = self.target_embedding.step(ids, places)
         turn = state.turn(places, embedded.input.dtype)
         output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], turn, state.layout),
-                              state.runs.decoder)
+                              state.active.decoder)
         state.end()
         scores = log_probs(sharpen(self.head.terms(output, state.surface), temperature), self.output_weight)
         return scores if tokens.dim() == 2 else scores[:, 0]

@@ -10,7 +10,7 @@ from lamina.nn.embedding import InputEmbedding
 from lamina.nn.encoder_heads import MaskedHead, SentenceHead
 from lamina.nn.heads import Term
 from lamina.nn.layout import Layout
-from lamina.nn.stack import ALL_RUN, LayerStack, Runs, StackOutput
+from lamina.nn.stack import ALL_LAYERS, LayerStack, ActiveLayers, StackOutput
 
 
 class MaskedModel(nn.Module):
@@ -28,18 +28,18 @@ class MaskedModel(nn.Module):
         self.max_positions = max_positions
         self.frame = frame  # ids in front of an input and between two, -1 for none: how the sentence head's inputs look
 
-    def encode(self, tokens: Tensor, runs: Runs = ALL_RUN) -> StackOutput:
+    def encode(self, tokens: Tensor, active: ActiveLayers = ALL_LAYERS) -> StackOutput:
         layout = Layout.of_ids(tokens, self.pad_id)
         embedded = self.source_embedding(tokens, layout)
-        return self.encoder(embedded, lambda layer, index, x: layer(x, layout), runs.encoder)
+        return self.encoder(embedded, lambda layer, index, x: layer(x, layout), active.encoder)
 
-    def forward(self, tokens: Tensor, places: Tensor | None = None, runs: Runs = ALL_RUN) -> list[Term]:
+    def forward(self, tokens: Tensor, places: Tensor | None = None, active: ActiveLayers = ALL_LAYERS) -> list[Term]:
         """What the head says of the masked tokens alone, so that the others cost it nothing; without places, of all tokens.
 
         `places` counts through the flattened rows; the host made it, so that no step asks the device how many there are.
         tokens: (B, T), places: (N,) -> one term of (1, N, D)
         """
-        states = self.encode(tokens, runs).final
+        states = self.encode(tokens, active).final
         if places is not None:
             states = states.flatten(0, 1).index_select(0, places)[None]
         return [Term(self.head(states), 1.0)]
@@ -56,7 +56,7 @@ class MaskedModel(nn.Module):
         """Scores of every token of the vocabulary at every place. (B, T) -> (B, T, V)"""
         return self.head.logits(self.encode(tokens).final)
 
-    def classify(self, tokens: Tensor, name: str | None = None, runs: Runs = ALL_RUN) -> Tensor:
+    def classify(self, tokens: Tensor, name: str | None = None, active: ActiveLayers = ALL_LAYERS) -> Tensor:
         """Scores of the classes of the sentence head `name`, or of the only one. (B, T) -> (B, C)"""
         name = next(iter(self.classifiers)) if name is None else name
-        return self.classifiers[name](self.encode(tokens, runs).final)
+        return self.classifiers[name](self.encode(tokens, active).final)

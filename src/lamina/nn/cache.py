@@ -20,7 +20,7 @@ from torch import Tensor
 from lamina.nn.layout import Layout
 
 if TYPE_CHECKING:
-    from lamina.nn.stack import Runs
+    from lamina.nn.stack import ActiveLayers
 
 T = TypeVar("T")
 FIRST_CAPACITY = 32  # steps that memory is set aside for at first; it doubles from there
@@ -100,7 +100,7 @@ class StepState:
     steps: Tensor  # (B,): tokens that each text has read
     num_beams: int
     max_length: int
-    runs: Runs
+    active: ActiveLayers
     length: int = 0  # tokens that the furthest text has read; what lies beyond is not looked at
     capacity: int = 0
     is_even: bool = True  # all texts have read as many tokens

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lamina.nn.dropout import dropout
 from lamina.nn.layout import AnyLayout
-from lamina.rows import FIRST_POSITION
+from lamina.packed import FIRST_POSITION
 
 
 class TokenTable(nn.Module):

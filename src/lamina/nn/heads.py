@@ -1,7 +1,7 @@
 """From states to scores over the vocabulary.
 
 A head names what looks at the vocabulary, and with which weight. Scores and loss are derived from that in one place each
-(`log_probs` here, train/loss.py), so training never builds the whole (tokens, vocabulary) matrix. `start` prepares what a
+(`log_probs` here, training/loss.py), so training never builds the whole (tokens, vocabulary) matrix. `start` prepares what a
 head reads of the source, once a sentence; decoding steps reuse it. How the target lies matters to `terms` where sentences
 are packed.
 """

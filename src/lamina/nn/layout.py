@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lamina.nn.packed_attention import packed_attention
-from lamina.rows import PAD_POSITION, Packed, Rows
+from lamina.packed import PAD_POSITION, Packed, Rows
 
 # Tokens for each sentence that there is room for: where there are more, a sentence fills tiles of its own.
 LONG = 128

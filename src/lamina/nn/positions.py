@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lamina.rows import FIRST_POSITION, PAD_POSITION
+from lamina.packed import FIRST_POSITION, PAD_POSITION
 
 
 def num_rows(max_positions: int) -> int:

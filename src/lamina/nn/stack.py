@@ -26,14 +26,14 @@ class StackOutput(NamedTuple):
     embedding: Tensor  # (B, T, D), scaled token vectors without positions
 
 
-class Runs(NamedTuple):
+class ActiveLayers(NamedTuple):
     """Which layers of a model's stacks run in a pass; None: all of them."""
 
     encoder: Sequence[bool] | None = None
     decoder: Sequence[bool] | None = None
 
 
-ALL_RUN = Runs()
+ALL_LAYERS = ActiveLayers()
 
 
 class EncoderLayer(nn.Module):
@@ -112,15 +112,15 @@ class LayerStack(nn.Module):
         self.kept_states = frozenset(kept_states)
         self.recomputes = False
 
-    def forward(self, embedded: Embedded, call: LayerCall, runs: Sequence[bool] | None = None) -> StackOutput:
-        assert runs is None or len(runs) == len(self.layers), "a yes or no for each layer"
+    def forward(self, embedded: Embedded, call: LayerCall, active: Sequence[bool] | None = None) -> StackOutput:
+        assert active is None or len(active) == len(self.layers), "a yes or no for each layer"
         x = embedded.input
         states = [self._kept(0, x)]
         if self.recomputes and self.training and torch.is_grad_enabled():
             call = _recomputed(call)
         for index, layer in enumerate(self.layers):
             # Identity, not absence: states[i + 1] is always the output of layer i, so readers need no special case.
-            x = call(layer, index, x) if runs is None or runs[index] else x
+            x = call(layer, index, x) if active is None or active[index] else x
             states.append(self._kept(index + 1, x))
         return StackOutput(x if self.norm is None else self.norm(x), tuple(states), embedded.tokens)
 

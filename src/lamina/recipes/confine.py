@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lamina.config.fields import Leaf, unique_leaves
+from lamina.fields import Leaf, unique_leaves
 from lamina.errors import ConfigError
 
 ADVICE = "Add --trust-paths if you know who wrote it"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from lamina.config.fields import suggestion
+from lamina.fields import suggestion
 from lamina.config.yaml_file import read_mapping
 from lamina.errors import ConfigError
 from lamina.files import is_plain_name

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from lamina.cli import COMMANDS, find_command, load
 from lamina.config.parser import parse, resolve
-from lamina.config.score import OF_SACREBLEU
+from lamina.config.score_options import OF_SACREBLEU
 from lamina.config.yaml_file import flag_words
 from lamina.errors import ConfigError
 from lamina.recipes.confine import check_inside
 from lamina.recipes.dataset import Dataset, TestSet
-from lamina.recipes.recipe import Cut, Recipe, Variant, scaled
+from lamina.recipes.recipe_file import Cut, Recipe, Variant, scaled
 
 WHOLE_NAME = "whole"  # of the model with all its layers, in file names
 AVERAGE_NAME = "model.pt"

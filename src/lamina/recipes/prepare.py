@@ -14,7 +14,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lamina.data.workers import Progress, Workers, no_progress
+from lamina.preprocess.workers import Progress, Workers, no_progress
 from lamina.errors import DataError
 from lamina.files import whole_folder
 from lamina.metrics.m2 import Annotated, read_m2

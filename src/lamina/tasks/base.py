@@ -8,9 +8,9 @@ A task is data, model and metric. To add one:
 2. Its class, one file in tasks/, opens a data folder and says which corpora, vocabularies and figures there are.
 3. Its corpora are `data.corpus.Corpus`: sizes to plan by, and `batch` to make a `data.batching.AnyBatch`. A batch knows what
    goes into the model (`inputs`) and what should come out (`target`, padded where nothing counts).
-4. Its model is called as `model(*batch.inputs, runs=Runs(...))`, which says what layers to skip (nn/stack.py), and returns
+4. Its model is called as `model(*batch.inputs, active=ActiveLayers(...))`, which says what layers to skip (nn/stack.py), and returns
    the terms of its `head` (nn/heads.py) for each target; a loss that is no cross entropy over those is a
-   criterion of its own (config/train.py, train/loss.py).
+   criterion of its own (config/train_options.py, training/loss.py).
 
 The rest, from the feed over the loss to resuming, is the same for all. Checkpoints record the task's name; a task that may
 begin with the weights of another's names it in `begins_from`, and says in `starting_weights` what it takes. Options whose
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from lamina.checkpoint.format import Checkpoint
 from lamina.config.batches import DataConfig
 from lamina.config.model import ModelConfig
-from lamina.config.train import ValidationConfig
+from lamina.config.train_options import ValidationConfig
 from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus
 from lamina.errors import CheckpointError, DataError

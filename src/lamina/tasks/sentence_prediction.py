@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from lamina.checkpoint.format import Checkpoint
 from lamina.config.batches import DataConfig
 from lamina.config.model import ModelConfig
-from lamina.config.train import ValidationConfig
+from lamina.config.train_options import ValidationConfig
 from lamina.data.batching import AnyBatch
-from lamina.data.sentences import (
+from lamina.data.labelled_sentences import (
     FIRST_INPUT,
     LABEL,
     SECOND_INPUT,

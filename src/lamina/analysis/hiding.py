@@ -1,0 +1,126 @@
+"""What a model loses when the decoder may not read one encoder layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from lamina.analysis.fusion_weights import column_names, layer_name
+from lamina.config.train_options import CrossEntropy
+from lamina.data.batching import Batch
+from lamina.decode.search import Search
+from lamina.metrics.bleu import Bleu, BleuScore
+from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.nn.fusion import LayerAttention
+from lamina.nn.heads import SurfaceHead, Term
+from lamina.tasks.translation import GREEDY
+from lamina.training.validate import validation_loss
+
+SURFACE = "surface"  # the source embeddings, as the softmax reads them
+
+
+class Mask(NamedTuple):
+    """Something of the encoder that can be hidden from its readers for a while: `with mask.applied(): ...`."""
+
+    name: str
+    applied: Callable[[], AbstractContextManager[None]]
+
+
+def masks_of(model: EncoderDecoder) -> list[Mask]:
+    """A mask for each layer.
+
+    Where cross-attention reads a mix, the layer's column gets no share and the others share it out; the layers above still
+    read the layer. Where it does not, the layer is skipped, the identity. A surface head is masked by the decoder's own
+    scores alone.
+    """
+    num_layers, memory = len(model.encoder.layers), model.memory
+    if isinstance(memory, LayerAttention):
+        names = column_names(memory, num_layers)
+        # A mix of one column has nothing to share out.
+        masks = [Mask(name, partial(_without_column, memory, column)) for column, name in enumerate(names) if len(names) > 1]
+    else:
+        masks = [Mask(layer_name(number + 1), partial(_replaced_output, layer, lambda layer, inputs, output: inputs[0]))
+                 for number, layer in enumerate(model.encoder.layers)]
+    if isinstance(model.head, SurfaceHead):
+        only_target: Callable[..., Any] = lambda mix, inputs, terms: [Term(inputs[0], 1.0)]  # noqa: E731
+        masks.append(Mask(SURFACE, partial(_replaced_output, model.head.mix, only_target)))
+    return masks
+
+
+@contextmanager
+def _without_column(memory: LayerAttention, column: int) -> Iterator[None]:
+    logits = memory.weight.detach().clone()
+    try:
+        with torch.no_grad():
+            memory.weight[:, column] = -torch.inf
+        yield
+    finally:
+        with torch.no_grad():
+            memory.weight.copy_(logits)
+
+
+@contextmanager
+def _replaced_output(part: torch.nn.Module, replacement: Callable[..., Any]) -> Iterator[None]:
+    hook = part.register_forward_hook(replacement)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+class Quality(NamedTuple):
+    """How good a model is on some data."""
+
+    loss: float  # bits a token
+    bleu: BleuScore | None = None  # with the length of the translations
+
+
+class Judge:
+    """Measures the same model on the same pairs again and again; `beam` 0 translates nothing."""
+
+    def __init__(self, model: EncoderDecoder, batches: Sequence[Batch], *, beam: int, bleu: Bleu,
+                 text_of: Callable[..., str], advance: Callable[[int], object] = lambda number: None) -> None:
+        """`text_of(ids, is_reference=...)` gives what BLEU compares."""
+        self.model = model
+        self.batches = batches
+        self.search = Search([model], replace(GREEDY, beam=beam)) if beam else None
+        self.bleu = bleu
+        self.text_of = text_of
+        self.advance = advance
+
+    def quality(self) -> Quality:
+        with_progress = self._counted()
+        if self.search is None:
+            return Quality(validation_loss(self.model, with_progress, CrossEntropy())["nll_loss"])
+        loss = validation_loss(self.model, self.batches, CrossEntropy())["nll_loss"]
+        hypotheses: list[str] = []
+        references: list[str] = []
+        for batch in with_progress:
+            hypotheses += [self.text_of(found[0].ids) for found in self.search.run(batch.source)]
+            references += [self.text_of(row, is_reference=True) for row in batch.target_out.tolist()]
+        return Quality(loss, self.bleu.corpus(hypotheses, [references]))
+
+    def _counted(self) -> Iterator[Batch]:
+        for batch in self.batches:
+            yield batch
+            self.advance(batch.num_sentences)
+
+
+class Masked(NamedTuple):
+    """A model as it is, and with each thing masked."""
+
+    whole: Quality
+    without: dict[str, Quality]
+
+
+def measure_masks(masks: Iterable[Mask], quality: Callable[[], Quality]) -> Masked:
+    whole, without = quality(), {}
+    for mask in masks:
+        with mask.applied():
+            without[mask.name] = quality()
+    return Masked(whole, without)

@@ -1,0 +1,104 @@
+"""What the interfaces to models have in common: results, and how options are read."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from lamina.config.search_options import SearchConfig
+from lamina.fields import build
+from lamina.errors import ConfigError
+from lamina.text.vocabulary import EOS
+
+TooLong = Literal["truncate", "skip"]
+
+
+@dataclass
+class Translation:
+    """One translation of a sentence."""
+
+    text: str
+    score: float  # by which translations of a sentence are compared: mean log-probability unless options say otherwise
+    tokens: list[str]  # pieces, without </s>
+    token_scores: list[float]  # natural logarithms, </s> last
+    ids: list[int]  # </s> last
+    alignment: list[tuple[int, int]] | None = None  # (source piece, target piece), where it was asked for
+    alternatives: list[Translation] = field(default_factory=list)  # the rest of the n best
+    is_skipped: bool = False  # the source was too long, and nothing was translated
+
+
+@dataclass
+class Score:
+    """How likely a model finds a given translation."""
+
+    ids: list[int]  # </s> last
+    tokens: list[str]
+    token_scores: list[float]  # natural logarithms
+
+    @property
+    def total(self) -> float:
+        return sum(self.token_scores)
+
+    @property
+    def mean(self) -> float:
+        return self.total / len(self.token_scores)
+
+
+def search_config(**options: Any) -> SearchConfig:
+    """SearchConfig from its fields' names or from flags (`lenpen`, `max_len_a`); None means the default."""
+    flags = {item.name: item.metadata["info"].name or item.name.replace("_", "-") for item in fields(SearchConfig)}
+    values = {flags.get(name, name.replace("_", "-")): value for name, value in options.items() if value is not None}
+    return build(SearchConfig, values, explicit=values)
+
+
+def only_one(search: SearchConfig | None, **options: Any) -> SearchConfig:
+    given = [name for name, value in options.items() if value is not None]
+    if search is not None and given:
+        raise ConfigError(f"{given[0]} and search were both given. Put {given[0]} into the SearchConfig, or leave search out.")
+    return search or search_config(**options)
+
+
+def fitted(ids: np.ndarray, limit: int, number: int, too_long: TooLong, warn: Callable[[str], object],
+           side: str = "") -> np.ndarray | None:
+    """What the model has positions for; `side` (source or target) says whose line it is, where there are two."""
+    if too_long not in ("truncate", "skip"):
+        raise ConfigError(f"too_long is {too_long!r}; it must be truncate or skip.")
+    if len(ids) <= limit:
+        return ids
+    what = "skipped" if too_long == "skip" else f"cut to {limit}"
+    where = f"{side} line {number + 1}".lstrip()
+    warn(f"{where} has {len(ids)} tokens, more than the {limit} positions of the model; it was {what}.")
+    return None if too_long == "skip" else np.append(ids[: limit - 1], EOS)
+
+
+def default_device(device: torch.device | str | None) -> torch.device:
+    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def writing_dtype(device: torch.device) -> torch.dtype | None:
+    """What models that write texts compute in, unless they are told; None: in what they are stored in, float32.
+
+    float16 rounds eight times as finely as bfloat16, as fast, so that a search seldom decides otherwise than in float32. What
+    bfloat16 has more of is range, which training needs and normalised states do not; a model that leaves the range is noticed.
+    """
+    return torch.float16 if device.type == "cuda" else None
+
+
+def warn_of_lost(number: int, total: int, warn: Callable[[str], object]) -> None:
+    """Say how many sentences a search found nothing for."""
+    if number:
+        warn(f"{number} of {total} sentences have no result: the model computed no numbers for them. If it does so in float16 "
+             "(--fp16, the default on a GPU), its values may be too large there: try --bf16 or --fp32.")
+
+
+def silent(message: str) -> None:
+    """A script that prunes knows that it does."""
+
+
+def warn_in_python(message: str) -> None:
+    warnings.warn(message, stacklevel=4)

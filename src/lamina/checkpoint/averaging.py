@@ -1,0 +1,193 @@
+"""The mean of several checkpoints' weights, and which checkpoints of a folder to take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.serialization import config as torch_files
+
+from lamina.checkpoint.format import Checkpoint, load_checkpoint
+from lamina.checkpoint.runs import BEFORE_RUNS, latest_run, named, read_mark
+from lamina.fields import flatten
+from lamina.config.model import DropoutConfig, ModelConfig
+from lamina.errors import CheckpointError
+
+MAX_NAMES_SHOWN, MAX_DIFFERENCES_SHOWN = 20, 4
+
+
+class Series(NamedTuple):
+    """The checkpoints of a run that one number orders."""
+
+    unit: str
+    pattern: re.Pattern[str]
+    option: str
+
+
+# The names that training/keeper.py gives.
+BY_EPOCH = Series("epoch", re.compile(r"checkpoint(\d+)\.pt"), "--num-epoch-checkpoints")
+BY_UPDATE = Series("update", re.compile(r"checkpoint_\d+_(\d+)\.pt"), "--num-update-checkpoints")
+
+
+def find_checkpoints(folder: Path, series: Series, upper_bound: int | None = None) -> list[Path]:
+    """Those of a folder that are not above the bound, the newest last."""
+    try:
+        found = [(int(match[1]), path) for path in folder.iterdir() if (match := series.pattern.fullmatch(path.name))]
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read as a folder of checkpoints: {error.strerror or error}.") from None
+    return [path for number, path in sorted(found) if upper_bound is None or number <= upper_bound]
+
+
+def newest_checkpoints(folder: Path, series: Series, number: int, upper_bound: int | None = None,
+                       note: Callable[[str], None] = lambda _: None) -> list[Path]:
+    """The newest `number` of a folder, the newest last; fewer are an error.
+
+    Of several runs, only those of the one that wrote the folder's checkpoint_last.pt, or if it has none saved last: `note` is
+    told how many that leaves out.
+    """
+    everything = find_checkpoints(folder, series, upper_bound)
+    found, run = _of_one_run(folder, everything)
+    left_out = len(everything) - len(found)
+    if left_out:
+        note(f"{folder} has {_count(left_out, series)} of another run, left out: only those of {named(run)} are averaged. To "
+             "mix runs, name the files with --inputs")
+    if len(found) >= number:
+        return found[-number:]
+    bound = "" if upper_bound is None else f" up to {series.unit} {upper_bound}"
+    message = f"{series.option} asks for {number}, but {folder} has {_count(len(found), series)}{bound}"
+    message += f": {_listed([path.name for path in found])}." if found else "."
+    if left_out:
+        message += f" {left_out} more {'is' if left_out == 1 else 'are'} of another run; name files with --inputs to mix runs."
+    higher = len(find_checkpoints(folder, series)) - len(everything)
+    if higher:
+        message += f" {higher} more {'is' if higher == 1 else 'are'} above --checkpoint-upper-bound."
+    other = BY_UPDATE if series is BY_EPOCH else BY_EPOCH
+    if not everything and not higher and (others := find_checkpoints(folder, other)):
+        message += f" It has {_count(len(others), other)}: use {other.option} for those."
+    raise CheckpointError(message)
+
+
+def _of_one_run(folder: Path, paths: Sequence[Path]) -> tuple[list[Path], str]:
+    """Those that are not known to be of another run than the folder's last one, and which that is."""
+    marks = {path: read_mark(path) for path in paths}
+    known = [mark for mark in marks.values() if mark is not None]
+    last = read_mark(folder / "checkpoint_last.pt")
+    runs = {mark.run for mark in known}
+    if len(runs) < 2 and (last is None or last.run in runs):
+        return list(paths), next(iter(runs), BEFORE_RUNS)
+    run = last.run if last is not None and last.run in runs else latest_run(known) if known else BEFORE_RUNS
+    return [path for path in paths if (mark := marks[path]) is None or mark.run == run], run
+
+
+def _count(number: int, series: Series) -> str:
+    return f"{number or 'no'} {series.unit} checkpoint{'s' if number != 1 else ''}"
+
+
+def _listed(names: Sequence[str], most: int = MAX_NAMES_SHOWN) -> str:
+    """All of a few; of many the first ones and how many are left."""
+    left = len(names) - most
+    return ", ".join(names[:most]) + (f" and {left} more" if left > 0 else "")
+
+
+def average_checkpoints(paths: Sequence[Path], *, advance: Callable[[int], None] = lambda _: None,
+                        note: Callable[[str], None] = lambda _: None,
+                        load: Callable[[Path], Checkpoint] | None = None) -> Checkpoint:
+    """Mean weights; all else comes from the newest, less what only training or its validation could use.
+
+    Read one at a time into a running mean, so that no more than two models are in memory however many there are.
+    `note` is told of model options in which the checkpoints differ although their weights fit. `load` reads a file; only ours
+    are read if it is left out.
+    """
+    assert paths, "nothing has no mean"
+    mean: dict[str, Tensor] = {}
+    newest: Checkpoint | None = None
+    newest_path = paths[0]
+    is_told_of_runs = True
+    for number, path in enumerate(paths, start=1):
+        checkpoint = _open(path, load or load_checkpoint)
+        if newest is not None:
+            _check_same_text(newest, newest_path, checkpoint, path)
+            if is_told_of_runs and (runs := [checkpoint.training.get("run"), newest.training.get("run")])[0] != runs[1]:
+                note(f"{newest_path} and {path} are of different runs: their average mixes two models that were trained apart")
+                is_told_of_runs = False
+            differences = [f"{name} ({here} and {there})" for name, here, there in _model_differences(newest, checkpoint)]
+            if differences:
+                note(f"{newest_path} and {path} differ in {_listed(differences, MAX_DIFFERENCES_SHOWN)}. Are they of one "
+                     "model?")
+        _add_(mean, checkpoint.weights, number, path, paths[0])
+        # Lets go of the mapped file, with its optimizer state, before the next one is opened.
+        checkpoint = replace(checkpoint, weights={}, training={
+            name: checkpoint.training[name] for name in ("run", "progress") if name in checkpoint.training})
+        if newest is None or _age(checkpoint) >= _age(newest):
+            newest, newest_path = checkpoint, path
+        advance(1)
+    assert newest is not None
+    return Checkpoint(config=newest.config, languages=newest.languages, dictionaries=newest.dictionaries,
+                      subwords=newest.subwords, weights=mean, training={"averaged": [path.name for path in paths]})
+
+
+def _open(path: Path, load: Callable[[Path], Checkpoint]) -> Checkpoint:
+    # Mapped, not read: optimizer states, twice the size of the weights, then stay on disk.
+    with torch_files.patch({"load.mmap": True}):  # type: ignore[attr-defined]
+        return load(path)
+
+
+def _age(checkpoint: Checkpoint) -> tuple[int, int]:
+    progress = checkpoint.training.get("progress", {})
+    return progress.get("epoch", 0), progress.get("updates", 0)
+
+
+@torch.no_grad()
+def _add_(mean: dict[str, Tensor], weights: dict[str, Tensor], number: int, path: Path, first_path: Path) -> None:
+    """`weights` are the `number`-th to go into the mean."""
+    for name, value in weights.items():
+        if not torch.isfinite(value).all():
+            raise CheckpointError(f"{path}: {name} holds values that are not finite, and so would the average. "
+                                  "Leave that checkpoint out.")
+    if number == 1:
+        mean |= {name: value.to(torch.float32, copy=True) for name, value in weights.items()}
+        return
+    for owner, other, names in ((first_path, path, mean.keys() - weights.keys()),
+                                (path, first_path, weights.keys() - mean.keys())):
+        if names:
+            raise CheckpointError(f"{owner} has {_listed(sorted(names), MAX_DIFFERENCES_SHOWN)}, which {other} lacks. Only "
+                                  "checkpoints of one model can be averaged.")
+    differing = [name for name in mean if mean[name].shape != weights[name].shape]
+    if differing:
+        name = differing[0]
+        raise CheckpointError(f"{_listed(differing, MAX_DIFFERENCES_SHOWN)}: another shape in {first_path} than in {path}, "
+                              f"where {name} is {tuple(weights[name].shape)} instead of {tuple(mean[name].shape)}. Only "
+                              "checkpoints of one model can be averaged.")
+    for name, value in weights.items():
+        # Towards the newcomer by its share, not a sum that is divided: equal weights then stay what they are, to the bit.
+        mean[name].lerp_(value.to(torch.float32), 1.0 / number)
+
+
+def _check_same_text(one: Checkpoint, one_path: Path, other: Checkpoint, other_path: Path) -> None:
+    if one.task != other.task:
+        raise CheckpointError(f"{one_path} was trained for {one.task} and {other_path} for {other.task}: they have no average.")
+    if one.languages != other.languages:
+        pairs = ["-".join(checkpoint.languages) for checkpoint in (one, other)]
+        raise CheckpointError(f"{one_path} translates {pairs[0]} and {other_path} {pairs[1]}: they have no average.")
+    if one.dictionaries == other.dictionaries:
+        return
+    for side, here, there in zip(one.sides, one.vocabularies(), other.vocabularies(), strict=True):
+        if here != there:
+            raise CheckpointError(f"{one_path} has the {side} dictionary {here.digest} and {other_path} {there.digest}: rows "
+                                  "of their embeddings stand for different words, so they have no average.")
+
+
+def _model_differences(one: Checkpoint, other: Checkpoint) -> list[tuple[str, object, object]]:
+    """Model options by name, with both values; dropout and LayerDrop may change within a run."""
+    here, there = (flatten(_without_dropout(checkpoint.model_config())) for checkpoint in (one, other))
+    return [(name, here.get(name), there.get(name)) for name in here | there if here.get(name) != there.get(name)]
+
+
+def _without_dropout(config: ModelConfig) -> ModelConfig:
+    return replace(config, dropout=DropoutConfig(), layer_drop_schedule="constant",
+                   encoder=replace(config.encoder, layer_drop_p=0.0), decoder=replace(config.decoder, layer_drop_p=0.0))

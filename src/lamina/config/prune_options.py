@@ -1,0 +1,79 @@
+"""What `lamina prune` can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lamina.fields import REQUIRED, check, flag, flatten, part
+from lamina.config.keep import KeepConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSearchConfig:
+    """Search: let validation data say which layers to keep."""
+
+    is_on: bool = flag(False, "find the best layers to keep on the data: layers are left out one after the other, each time "
+                              "those that are missed least", name="search", paper="Fan et al. 2020 §3.2")
+    encoder_layers: int | None = flag(None, "how many encoder layers to keep; all if left out", needs="search")
+    decoder_layers: int | None = flag(None, "how many decoder layers to keep; all if left out", needs="search")
+    beam_width: int = flag(1, "choices of layers to go on from at each depth; 1 is greedy, more is slower and finds more")
+    curve: str | None = flag(None, "measure quality and decoding speed at every depth of these stacks (both, if given bare), "
+                                   "for evenly spaced, first, last and searched layers, and draw them beside --output",
+                             choices=("both", "encoder", "decoder"), bare_value="both", metavar="[STACK]")
+
+    def __post_init__(self) -> None:
+        for name, number in (("encoder-layers", self.encoder_layers), ("decoder-layers", self.decoder_layers)):
+            check(number is None or number >= 1, f"--{name} is {number}; a model needs at least 1 layer.")
+        check(self.beam_width >= 1, f"--beam-width is {self.beam_width}; it must be at least 1, where 1 is greedy.")
+        check(not self.is_on or self.encoder_layers is not None or self.decoder_layers is not None,
+              "--search needs a budget: say how many layers to keep with --encoder-layers or --decoder-layers, or both.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerMetricConfig:
+    """Measurement: how a choice of layers is judged, with --search and --curve."""
+
+    metric: str = flag("loss", "bits a token, lower is better; or BLEU of translations, higher is better",
+                       choices=("loss", "bleu"))
+    subset: str = flag("valid", "split to measure on", name="gen-subset")
+    beam: int = flag(1, "beam of the translations that BLEU and decoding speed are measured on; 1 is greedy")
+    remove_bpe: str | None = flag(None, "join subwords at this mark before BLEU: `@@ ` if given bare, or `sentencepiece`; "
+                                        "known by itself for data made with --subword", metavar="[MARK]", bare_value="@@ ")
+    max_tokens: int | None = flag(None, "most tokens in a batch; 4096 if neither limit is given")
+    max_sentences: int | None = flag(None, "most sentences in a batch", name="batch-size", aliases=("max-sentences",))
+    skip_invalid: bool = flag(False, "leave out what is too long, and say how much, instead of stopping",
+                              name="skip-invalid-size-inputs-valid-test")
+    memory: str | None = flag(None, "file that remembers what was measured, so that a search that was stopped, or is for "
+                                    "another depth, goes on from there; beside --output if left out", name="measurements",
+                              metavar="FILE")
+    cpu: bool = flag(False, "stay on the processor even where there is a GPU")
+
+    def __post_init__(self) -> None:
+        check(self.beam >= 1, f"--beam is {self.beam}; it must be at least 1, where 1 is greedy search.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneConfig:
+    """Files."""
+
+    checkpoint: str = flag(REQUIRED, "checkpoint to prune", positional=True)
+    data: str | None = flag(None, "data folder to measure on, with --search and --curve", positional=True)
+    output: str = flag(REQUIRED, "checkpoint to write; measurements and figures go beside it", metavar="FILE")
+    keep: KeepConfig = part(KeepConfig)
+    search: LayerSearchConfig = part(LayerSearchConfig)
+    measure: LayerMetricConfig = part(LayerMetricConfig)
+
+    def __post_init__(self) -> None:
+        measures = self.search.is_on or self.search.curve is not None
+        check(measures or not self.keep.is_empty,
+              "which layers are to stay? Name them with --encoder-layers-to-keep or --decoder-layers-to-keep, or have them "
+              "found with --search.")
+        check(self.keep.is_empty or not measures,
+              "the layers to keep are either named (--encoder-layers-to-keep, --decoder-layers-to-keep) or found (--search, "
+              "--curve). Leave one of them out.")
+        check(not measures or self.data is not None,
+              "--search and --curve measure on data: give the data folder after the checkpoint.")
+        check(measures or self.data is None, "a data folder has no effect without --search or --curve. Leave it out.")
+        default = flatten(LayerSearchConfig()) | flatten(LayerMetricConfig())
+        given = [name for name, value in (flatten(self.search) | flatten(self.measure)).items() if value != default[name]]
+        check(measures or not given, f"--{given[0] if given else ''} has no effect without --search or --curve. Leave it out.")

@@ -1,0 +1,48 @@
+"""How a run is spread over GPUs and machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lamina.fields import check, flag
+
+# fairseq's names for ways to add gradients up. Here there is one, whose result is the same; and sharding.
+SHARDED = "fully_sharded"
+DDP_BACKENDS = ("c10d", "no_c10d", "legacy_ddp", "pytorch_ddp", SHARDED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksConfig:
+    """Many GPUs."""
+
+    world_size: int | None = flag(None, "processes in total, one a GPU; every visible GPU of this machine if left out. With "
+                                        "--cpu it starts that many processes", name="distributed-world-size")
+    rank: int = flag(0, "number of this process, or of the first one started on this machine",
+                     name="distributed-rank", needs="distributed-init-method")
+    init_method: str | None = flag(None, "where processes that were started by hand meet, such as tcp://HOST:PORT; torchrun "
+                                         "and Slurm need none", name="distributed-init-method", metavar="URL")
+    port: int = flag(-1, "port on which processes started by Slurm meet; chosen by the job's number if left out",
+                     name="distributed-port")
+    device: int | None = flag(None, "GPU of this process on its machine; known by itself under torchrun and Slurm",
+                              name="device-id", aliases=("local-rank",))
+    starts_itself: bool = flag(True, "start one process for each visible GPU", name="distributed-spawn",
+                               off_aliases=("distributed-no-spawn",))
+    ddp_backend: str = flag("c10d", f"accepted as in the references, all with the same result; {SHARDED} means --fsdp",
+                            choices=DDP_BACKENDS)
+    bucket_cap_mb: int = flag(25, "gradients travel in pieces of about this many megabytes")
+    fsdp: bool = flag(False, "shard weights, gradients and the optimizer's state over the ranks (FSDP2), for models that do "
+                             "not fit on one GPU", aliases=("fully-sharded",))
+
+    def __post_init__(self) -> None:
+        check(self.world_size is None or self.world_size >= 1,
+              f"--distributed-world-size is {self.world_size}; it must be at least 1.")
+        check(self.init_method is None or self.world_size is not None,
+              "--distributed-init-method needs --distributed-world-size: the number of processes on all machines.")
+        check(self.world_size is None or 0 <= self.rank < self.world_size,
+              f"--distributed-rank is {self.rank}; with --distributed-world-size {self.world_size} it must lie in "
+              f"[0, {self.world_size}).")
+        check(self.bucket_cap_mb >= 1, f"--bucket-cap-mb is {self.bucket_cap_mb}; it must be at least 1.")
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.fsdp or self.ddp_backend == SHARDED

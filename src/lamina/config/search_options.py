@@ -1,0 +1,102 @@
+"""How translations are searched for, with fairseq's flags and defaults."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lamina.fields import check, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """Search."""
+
+    beam: int = flag(5, "hypotheses kept at each step; 1 is greedy search")
+    nbest: int = flag(1, "translations to return for a sentence, the best first; at most --beam")
+    length_penalty: float = flag(1.0, "a hypothesis scores sum of log-probabilities / length^X: below 1 favours short "
+                                 "ones, above 1 long ones", name="lenpen", needs="!unnormalized")
+    unk_penalty: float = flag(0.0, "taken off the score of each <unk>; negative values reward it", name="unkpen")
+    unnormalized: bool = flag(False, "compare sums of log-probabilities, whatever the length")
+    min_length: int = flag(1, "fewest tokens of a translation, </s> not counted", name="min-len")
+    max_length_factor: float = flag(0.0, "a translation has at most A * source length + B tokens; the source's </s> "
+                                    "counts, the translation's does not", name="max-len-a", metavar="A")
+    max_length_offset: int = flag(200, "see --max-len-a", name="max-len-b", metavar="B")
+    match_source_length: bool = flag(False, "no translation longer than its source", name="match-source-len")
+    uses_padded_width: bool = flag(False, "take the source length from the longest sentence of the batch, as the "
+                                   "references do; results then depend on the batch", name="max-len-from-padded-width")
+    no_repeat_ngram: int = flag(0, "never repeat N tokens in a row within a translation; 0 allows it",
+                                name="no-repeat-ngram-size")
+    temperature: float = flag(1.0, "divide scores by X before they become probabilities: below 1 sharpens, above 1 "
+                              "flattens")
+    sampling: bool = flag(False, "draw each token at random instead of searching for the best; --beam draws a sentence")
+    sampling_topk: int = flag(-1, "draw among the N most likely tokens", paper="Fan et al. 2018, §5.2", needs="sampling")
+    sampling_topp: float = flag(-1.0, "draw among the fewest tokens whose probabilities reach P", metavar="P",
+                                paper="Holtzman et al. 2020, §3.1", needs="sampling")
+    diverse_beam_groups: int = flag(-1, "split the beam into N groups that avoid each other's tokens",
+                                    paper="Vijayakumar et al. 2018")
+    diverse_beam_strength: float = flag(0.5, "how much a group loses for each earlier group's use of the same token",
+                                        needs="diverse-beam-groups")
+    constraint_order: str | None = flag(None, "read phrases after each source line, separated by tabs, that its translation "
+                                        "must contain: in this order (also if given bare) or in any", name="constraints",
+                                        choices=("ordered", "unordered"), bare_value="ordered", metavar="[ORDER]",
+                                        paper="Post and Vilar 2018; Hu et al. 2019")
+    cuda_graphs: bool = flag(True, "on a GPU, record a step once and replay it; off with one notice where steps ask the "
+                             "processor, as with --constraints")
+
+    def __post_init__(self) -> None:
+        check(self.beam >= 1, f"--beam is {self.beam}; it must be at least 1, where 1 is greedy search.")
+        check(1 <= self.nbest <= self.beam,
+              f"--nbest is {self.nbest}; it must lie between 1 and --beam {self.beam}. Raise --beam, or ask for fewer.")
+        check(math.isfinite(self.temperature) and self.temperature > 0.0,
+              f"--temperature is {self.temperature}; it must be a number above 0. Leave it out for 1.")
+        for name, value in (("lenpen", self.length_penalty), ("unkpen", self.unk_penalty)):
+            check(math.isfinite(value), f"--{name} is {value}; it must be a finite number.")
+        check(self.no_repeat_ngram >= 0,
+              f"--no-repeat-ngram-size is {self.no_repeat_ngram}; it must be 0 or more, where 0 allows repetition.")
+        self._check_lengths()
+        self._check_strategies()
+        self._check_constraints()
+
+    def _check_lengths(self) -> None:
+        check(self.min_length >= 0, f"--min-len is {self.min_length}; it must be 0 or more.")
+        check(math.isfinite(self.max_length_factor) and self.max_length_factor >= 0.0,
+              f"--max-len-a is {self.max_length_factor}; it must be 0 or more. Leave it out for a fixed limit.")
+        check(self.max_length_offset >= 0 or self.max_length_factor > 0.0,
+              f"--max-len-b is {self.max_length_offset}; below 0 it needs a --max-len-a that outweighs it.")
+        check(self.max_length_factor > 0.0 or self.match_source_length or self.min_length <= self.max_length_offset,
+              f"--min-len is {self.min_length}, more than --max-len-b {self.max_length_offset} allows. Raise --max-len-b.")
+
+    def _check_strategies(self) -> None:
+        topk, topp, groups = self.sampling_topk, self.sampling_topp, self.diverse_beam_groups
+        check(topk == -1 or topk >= 1,
+              f"--sampling-topk is {topk}; it must be at least 1. Leave it out to draw from all tokens.")
+        check(topp == -1.0 or 0.0 < topp <= 1.0,
+              f"--sampling-topp is {topp}; it must lie in (0, 1]. Leave it out to draw from all tokens.")
+        check(self.sampling or (topk == -1 and topp == -1.0),
+              f"--sampling-top{'k' if topk != -1 else 'p'} has no effect without --sampling. Add --sampling, or leave it out.")
+        check(topk == -1 or topp == -1.0, "--sampling-topk and --sampling-topp exclude each other. Leave one of them out.")
+        check(groups == -1 or groups >= 1,
+              f"--diverse-beam-groups is {groups}; it must be at least 1. Leave it out for ordinary beam search.")
+        check(groups == -1 or self.beam % groups == 0,
+              f"--diverse-beam-groups is {groups}, which does not divide --beam {self.beam}. Choose a multiple for --beam.")
+        check(groups == -1 or not self.sampling,
+              "--sampling and --diverse-beam-groups exclude each other: draws are diverse already. Leave one of them out.")
+        check(groups != -1 or self.diverse_beam_strength == 0.5,
+              "--diverse-beam-strength has no effect without --diverse-beam-groups. Add it, or leave the strength out.")
+        check(math.isfinite(self.diverse_beam_strength),
+              f"--diverse-beam-strength is {self.diverse_beam_strength}; it must be a finite number.")
+
+    def _check_constraints(self) -> None:
+        if self.constraint_order is None:
+            return
+        check(not self.sampling, "--constraints and --sampling exclude each other: phrases are placed by comparing "
+                                 "hypotheses, and draws are not compared. Leave one of them out.")
+        check(self.diverse_beam_groups == -1, "--constraints and --diverse-beam-groups exclude each other: both say how to "
+                                              "share out the beam. Leave one of them out.")
+        check(not self.match_source_length, "--constraints and --match-source-len exclude each other: phrases may need more "
+                                            "room than the source has. Leave one of them out.")
+
+    @property
+    def num_groups(self) -> int:
+        return max(1, self.diverse_beam_groups)

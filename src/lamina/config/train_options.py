@@ -1,0 +1,279 @@
+"""Everything `lamina train` can be told, one dataclass per concern."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lamina.config.batches import BatchConfig, DataConfig
+from lamina.fields import check, check_seed, flag, part, variant
+from lamina.config.keep import KeepConfig
+from lamina.config.model import ModelConfig
+from lamina.config.optim import OPTIMIZERS, SCHEDULES, Optimizer, Schedule
+from lamina.config.presets import PRESETS, TASK_PRESETS
+from lamina.config.ranks_options import RanksConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy:
+    """Loss."""
+
+    @property
+    def smoothing(self) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelSmoothedCrossEntropy:
+    """Loss."""
+
+    smoothing: float = flag(0.0, "share of the probability spread evenly over the vocabulary, eps/V each; 0.1 is usual",
+                            name="label-smoothing", paper="Szegedy et al. 2016 §7")
+
+    def __post_init__(self) -> None:
+        check(0.0 <= self.smoothing < 1.0, f"--label-smoothing is {self.smoothing}; it must lie in [0, 1).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveLoss(CrossEntropy):
+    """Loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedLmLoss(CrossEntropy):
+    """Loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceLoss(CrossEntropy):
+    """Loss."""
+
+
+Criterion = CrossEntropy | LabelSmoothedCrossEntropy
+CRITERIA: dict[str, type] = {
+    "cross_entropy": CrossEntropy,
+    "label_smoothed_cross_entropy": LabelSmoothedCrossEntropy,
+    "adaptive_loss": AdaptiveLoss,
+    "masked_lm": MaskedLmLoss,
+    "sentence_prediction": SentenceLoss,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizationConfig:
+    """Optimisation."""
+
+    criterion: Criterion = variant("criterion", "training loss", CRITERIA, default="cross_entropy")
+    optimizer: Optimizer = variant("optimizer", "update rule", OPTIMIZERS, default="adam")
+    schedule: Schedule = variant("lr-scheduler", "how the learning rate moves", SCHEDULES, default="inverse_sqrt")
+    lr: tuple[float, ...] = flag((0.0005,), "learning rate; with --lr-scheduler fixed, one an epoch, the last one goes on",
+                                 aliases=("learning-rate",), metavar="X[,X..]")
+    min_lr: float = flag(-1.0, "floor of the linear and poly schedules; under the others, training stops once the rate has "
+                               "fallen to it")
+    stop_min_lr: float = flag(-1.0, "stop once the rate has fallen to this, whatever the schedule")
+    max_epoch: int = flag(0, "stop after this epoch; 0: no limit", aliases=("me",))
+    max_update: int = flag(0, "stop after this many updates; 0: no limit", aliases=("mu",))
+    clip_norm: float = flag(25.0, "scale gradients down to this norm; 0: never", paper="Pascanu et al. 2013")
+    update_freq: tuple[int, ...] = flag((1,), "batches whose gradients make one update; a list gives one number an epoch",
+                                        metavar="N[,N..]", paper="Ott et al. 2018")
+    layer_drop_draws: str = flag("update", "what LayerDrop draws layers for: an update, so that all its batches leave out the "
+                                 "same ones, or each batch of it (--update-freq, several GPUs), whose mean is steadier",
+                                 name="layerdrop-draws", choices=("update", "batch"))
+    sentence_avg: bool = flag(False, "average the loss over sentences instead of tokens")
+
+    def __post_init__(self) -> None:
+        check(bool(self.lr) and all(value > 0 for value in self.lr),
+              f"--lr is {','.join(map(str, self.lr))}; it must be above 0.")
+        check(bool(self.update_freq) and all(value >= 1 for value in self.update_freq),
+              f"--update-freq is {','.join(map(str, self.update_freq))}; it must be at least 1.")
+        check(self.clip_norm >= 0, f"--clip-norm is {self.clip_norm}; it must be 0 (never clip) or above.")
+        for name in ("max_epoch", "max_update"):
+            check(getattr(self, name) >= 0, f"--{name.replace('_', '-')} must be 0 (no limit) or above.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """Precision and device."""
+
+    fp16: bool = flag(False, "compute in float16 with a dynamic loss scale and float32 master weights, under either name",
+                      aliases=("memory-efficient-fp16",), paper="Micikevicius et al. 2018")
+    bf16: bool = flag(False, "compute in bfloat16 with float32 master weights; needs no loss scale; what a GPU does "
+                             "that has it, unless it is told otherwise")
+    fp32: bool = flag(False, "compute in float32 on a GPU too")
+    cuda_graphs: bool = flag(True, "on a GPU, record the kernels of an update once and replay them: several times as fast")
+    compiles: bool = flag(True, "on a GPU, let torch.compile fuse what it can before an update is recorded", name="compile",
+                          needs="cuda-graphs")
+    packs: bool = flag(True, "on a GPU, pack sentence pairs one behind the other into rows of --max-tokens, which have one "
+                             "shape and no padding", name="pack", tasks=("translation",))
+    fp16_init_scale: float = flag(128.0, "first loss scale", needs="fp16")
+    fp16_scale_window: int | None = flag(None, "updates without overflow before the scale doubles; 2^14 / update-freq / "
+                                               "ranks if left out", needs="fp16")
+    min_loss_scale: float = flag(0.0001, "training has diverged when the scale falls below this", needs="fp16")
+    threshold_loss_scale: float | None = flag(None, "never lower the scale beneath this", needs="fp16")
+    checkpoint_activations: bool = flag(False, "keep only each layer's input for the gradient and compute the rest again: deep "
+                                               "models in a fraction of the memory, a third slower",
+                                        paper="Chen et al. 2016")
+    cpu: bool = flag(False, "stay on the processor even where there is a GPU")
+
+    def __post_init__(self) -> None:
+        check(not (self.fp16 and self.bf16), "--fp16 and --bf16 exclude each other; on recent GPUs take --bf16.")
+        check(not (self.fp32 and (self.fp16 or self.bf16)), "--fp32 excludes --fp16 and --bf16. Choose one of them.")
+        for name in ("fp16_init_scale", "min_loss_scale"):
+            check(getattr(self, name) > 0, f"--{name.replace('_', '-')} must be above 0.")
+
+
+ROUGE_KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+LARGER_IS_BETTER = ("bleu", *ROUGE_KINDS, "accuracy", "f1", "pearson")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationConfig:
+    """Validation."""
+
+    is_off: bool = flag(False, "never validate; the best checkpoint is then not known", name="disable-validation")
+    interval: int = flag(1, "epochs between validations", name="validate-interval", needs="!disable-validation")
+    interval_updates: int = flag(0, "updates between validations, besides those at the end of epochs; 0: none",
+                                 name="validate-interval-updates", needs="!disable-validation")
+    eval_bleu: bool = flag(False, "translate the validation set (greedily) and report BLEU", needs="!disable-validation",
+                           tasks=("translation",))
+    eval_rouge: bool = flag(False, "summarize the validation set (greedily) and report ROUGE-1, 2, L and L-sum, F1 without "
+                                   "stemming; needs pip install 'lamina[rouge]'", needs="!disable-validation",
+                            tasks=("translation",), paper="Lin 2004")
+    remove_bpe: str | None = flag(None, "join subwords at this mark before BLEU and ROUGE: `@@ ` if given bare, "
+                                        "`sentencepiece`; known by itself for data made with --subword",
+                                  name="eval-bleu-remove-bpe", metavar="[MARK]", bare_value="@@ ")
+    is_tokenized: bool = flag(False, "BLEU on tokens as they stand instead of sacreBLEU's 13a", name="eval-tokenized-bleu",
+                              needs="eval-bleu")
+    print_samples: bool = flag(False, "show a sample translation at each validation", name="eval-bleu-print-samples")
+    best_metric: str = flag("loss", "what decides checkpoint_best.pt", name="best-checkpoint-metric",
+                            choices=("loss", "nll_loss", "ppl", *LARGER_IS_BETTER), needs="!disable-validation")
+    is_maximized: bool = flag(False, f"larger is better; implied by {', '.join(LARGER_IS_BETTER)}",
+                              name="maximize-best-checkpoint-metric")
+    patience: int = flag(-1, "stop after this many validations without improvement; -1: never",
+                         needs="!disable-validation")
+
+    def __post_init__(self) -> None:
+        check(self.interval >= 1, f"--validate-interval is {self.interval}; it must be at least 1.")
+        check(self.interval_updates >= 0, "--validate-interval-updates must be 0 (off) or above.")
+        check(self.best_metric != "bleu" or self.eval_bleu,
+              "--best-checkpoint-metric bleu needs BLEU at validation: add --eval-bleu.")
+        check(self.best_metric not in ROUGE_KINDS or self.eval_rouge,
+              f"--best-checkpoint-metric {self.best_metric} needs ROUGE at validation: add --eval-rouge.")
+        for name, is_set in (("remove-bpe", self.remove_bpe is not None), ("print-samples", self.print_samples)):
+            check(not is_set or self.eval_bleu or self.eval_rouge,
+                  f"--eval-bleu-{name} has no effect without --eval-bleu or --eval-rouge. Add one, or leave it out.")
+        check(not self.is_maximized or self.best_metric in LARGER_IS_BETTER,
+              f"--maximize-best-checkpoint-metric would keep the worst model by {self.best_metric}. Leave it out, or choose "
+              f"--best-checkpoint-metric {' or '.join(LARGER_IS_BETTER)}.")
+        check(self.patience == -1 or self.patience >= 1, f"--patience is {self.patience}; it must be at least 1, or -1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavingConfig:
+    """Checkpoints."""
+
+    save_dir: str = flag("checkpoints", "folder for checkpoint_best.pt, checkpoint_last.pt and the numbered ones")
+    restore_file: str = flag("checkpoint_last.pt", "where to go on from, in --save-dir unless a path; a file that does not "
+                                                   "exist means a fresh start")
+    finetune_from_model: str | None = flag(None, "take the weights of this checkpoint and start everything else afresh")
+    reset_optimizer: bool = flag(False, "resume without the optimizer's state")
+    reset_lr_scheduler: bool = flag(False, "resume with the learning rate's schedule begun anew")
+    reset_dataloader: bool = flag(False, "resume at the start of epoch 1 of the data")
+    reset_meters: bool = flag(False, "resume with the best score and patience forgotten")
+    is_on: bool = flag(True, "write checkpoints", name="save")
+    interval: int = flag(1, "epochs between checkpointN.pt", name="save-interval", needs="save")
+    interval_updates: int = flag(0, "updates between checkpoint_N_UPDATES.pt, each validated; 0: none",
+                                 name="save-interval-updates", needs="save")
+    keep_interval_updates: int = flag(-1, "how many of those to keep; -1: all", needs="save-interval-updates")
+    keep_last_epochs: int = flag(-1, "how many checkpointN.pt to keep; -1: all", needs="epoch-checkpoints")
+    has_epochs: bool = flag(True, "write checkpointN.pt", name="epoch-checkpoints")
+    has_last: bool = flag(True, "write checkpoint_last.pt, which resuming needs", name="last-checkpoints")
+    has_optimizer_state: bool = flag(True, "put the optimizer's state into checkpoints; without it they are a third the "
+                                           "size and cannot be resumed exactly", name="save-optimizer-state")
+
+    is_async: bool = flag(False, "write checkpoints in the background, from a copy in the host's memory; a checkpoint_last.pt "
+                                 "that comes while one is being written is left out", name="async-save", needs="save")
+
+    def __post_init__(self) -> None:
+        check(self.interval >= 1, f"--save-interval is {self.interval}; it must be at least 1. For none: --no-save.")
+        check(self.interval_updates >= 0, "--save-interval-updates must be 0 (off) or above.")
+        for name in ("keep_interval_updates", "keep_last_epochs"):
+            value = getattr(self, name)
+            check(value == -1 or value >= 1,
+                  f"--{name.replace('_', '-')} is {value}; it must be at least 1, or -1.")
+
+
+LOG_FORMATS = ("rich", "tqdm", "simple", "json", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """Progress."""
+
+    format: str | None = flag(None, "live bar (rich), one line an interval (simple, json) or nothing; a bar in a terminal "
+                                    "and lines elsewhere if left out", name="log-format", choices=LOG_FORMATS)
+    interval: int = flag(100, "updates between lines", name="log-interval")
+    has_bar: bool = flag(True, "show a live bar in a terminal", name="progress-bar")
+    tensorboard_dir: str | None = flag(None, "folder for TensorBoard scalars", name="tensorboard-logdir")
+
+    def __post_init__(self) -> None:
+        check(self.interval >= 1, f"--log-interval is {self.interval}; it must be at least 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Start here."""
+
+    task: str = flag("translation", "what to learn", choices=tuple(TASK_PRESETS))
+    arch: str = flag("transformer", f"preset that gives the model's defaults: {', '.join(PRESETS)}", aliases=("-a",),
+                     metavar="NAME")
+    config: str | None = flag(None, "recipe: a YAML file of `flag: value` lines, or with them under `train:`; flags given here "
+                                    "win over it",
+                              metavar="FILE")
+    print_config: bool = flag(False, "print the resolved configuration, in the form of a recipe, and stop")
+    seed: int = flag(1, "fixes the initial weights, the order of the data and dropout")
+    data: DataConfig = part(DataConfig)
+    model: ModelConfig = part(ModelConfig)
+    keep: KeepConfig = part(KeepConfig)
+    batches: BatchConfig = part(BatchConfig)
+    optimization: OptimizationConfig = part(OptimizationConfig)
+    precision: PrecisionConfig = part(PrecisionConfig)
+    ranks: RanksConfig = part(RanksConfig)
+    validation: ValidationConfig = part(ValidationConfig)
+    saving: SavingConfig = part(SavingConfig)
+    log: LogConfig = part(LogConfig)
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        check(self.batches.is_limited, "a batch needs a limit: give --max-tokens (4096 is a good start) or --batch-size.")
+        self._check_criterion()
+        self._check_layer_drop()
+        check(not (self.saving.interval_updates and self.validation.is_off and self.validation.patience != -1),
+              "--patience needs validation; leave out --disable-validation.")
+
+    def _check_layer_drop(self) -> None:
+        is_by_batch = self.optimization.layer_drop_draws == "batch"
+        check(not is_by_batch or any(stack.layer_drop_p for stack in (self.model.encoder, self.model.decoder)),
+              "--layerdrop-draws has no effect without --encoder-layerdrop or --decoder-layerdrop. Add one, or leave it out.")
+        check(not (is_by_batch and self.ranks.is_sharded),
+              "--layerdrop-draws batch lets ranks run different layers at a time, and with --fsdp they hold each other's "
+              "weights: leave one of them out.")
+
+    def _check_criterion(self) -> None:
+        criterion, is_sentences = self.optimization.criterion, self.task == "sentence_prediction"
+        has_adaptive_softmax = bool(self.model.lm.softmax_cutoff)
+        check(has_adaptive_softmax or not isinstance(criterion, AdaptiveLoss),
+              "--criterion adaptive_loss needs an adaptive softmax: add --adaptive-softmax-cutoff, such as 20000,60000, or "
+              "take --criterion cross_entropy.")
+        check(not (has_adaptive_softmax and criterion.smoothing),
+              "--label-smoothing would need every word's probability, which an adaptive softmax is there to avoid. Take "
+              "--criterion adaptive_loss, or leave out --adaptive-softmax-cutoff.")
+        for kind, task in ((MaskedLmLoss, "masked_lm"), (SentenceLoss, "sentence_prediction")):
+            check(not isinstance(criterion, kind) or self.task == task,
+                  f"--criterion {task} belongs to --task {task}, and the task is {self.task}. Leave it out.")
+        check(not is_sentences or isinstance(criterion, SentenceLoss),
+              "--task sentence_prediction has --criterion sentence_prediction and no other. Leave --criterion out.")
+        metric = self.validation.best_metric
+        is_measured = is_sentences and (metric == "pearson") == self.data.sentences.is_regression
+        check(metric not in ("accuracy", "f1", "pearson") or is_measured,
+              f"--best-checkpoint-metric {metric} is not measured by this run: accuracy and f1 belong to --task "
+              "sentence_prediction, pearson to it with --regression-target.")

@@ -1,0 +1,108 @@
+"""Every rank holds some rows of each weight, of its gradient and of the optimizer's state (FSDP2, Zhao et al. 2023).
+
+torch gathers a layer's weights when it runs and scatters its gradients when they are there; a layer that is skipped costs
+nothing. What a rank keeps lies in one flat tensor, as without shards, so that optimizers need not know of them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+from lamina.nn.stack import stacks_of
+from lamina.distributed.ranks import Ranks
+from lamina.distributed.weights import FlatWeights, starts_of
+
+
+class ShardedWeights(FlatWeights):
+    """The contract of FlatWeights for this rank's rows of each parameter; `named` and `fill_` speak of whole ones."""
+
+    needs_fillers = True  # whoever does not run a layer does not hand out its rows of it either
+    is_half = False  # torch rounds what it gathers; what a rank keeps, gradients too, is float32
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.names = tuple(name for name, _ in model.named_parameters())
+        self.shapes = tuple(parameter.shape for parameter in model.parameters())  # of the whole ones
+        self._layers: list[Any] = [layer for stack in stacks_of(model).values() for layer in stack.layers]
+        self._model: Any = model
+        mesh = init_device_mesh(ranks.device.type, (ranks.size,))
+        for part in (*self._layers, model):
+            fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32))
+            # The sum of what ranks found, not its mean: training/update.py divides by the tokens of all.
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+        # What a model returns is read, never changed in place, which is what this warns of.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+        if hasattr(model, "classify"):
+            register_fsdp_forward_method(model, "classify")
+        self._parameters: list[Any] = list(model.parameters())
+        self._rows = [parameter.detach().to_local() for parameter in self._parameters]
+        self.starts, size = starts_of([rows.numel() for rows in self._rows])
+        self.master = torch.zeros(size, device=ranks.device)
+        self.grad = torch.zeros(size, device=ranks.device)
+        self._master_views, self._grad_views = list(self.views(self.master)), list(self.views(self.grad))
+        torch._foreach_copy_(self._master_views, self._rows)
+
+    @property
+    def can_begin_again(self) -> bool:
+        return False  # the others wait in the middle of a layer
+
+    def views(self, flat: Tensor) -> Iterator[Tensor]:
+        for start, rows in zip(self.starts, self._rows, strict=True):
+            yield flat[start : start + rows.numel()].view(rows.shape)
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """On the host of the first rank, which writes files; all take part, and the others keep nothing."""
+        whole = {}
+        for name, parameter, view in zip(self.names, self._parameters, self.views(flat), strict=True):
+            value = DTensor.from_local(view, parameter.device_mesh, parameter.placements, run_check=False,
+                                       shape=parameter.shape, stride=parameter.stride()).full_tensor()
+            if self.ranks.is_first:
+                whole[name] = value.cpu()
+        return whole
+
+    def fill_(self, flat: Tensor, stored: dict[str, Tensor]) -> None:
+        for name, shape, view in zip(self.names, self.shapes, self.views(flat), strict=True):
+            if name in stored:
+                first = self.ranks.rank * -(-shape[0] // self.ranks.size)
+                view.copy_(stored[name][first : first + len(view)])
+
+    def collect_grad_(self) -> None:
+        pairs = [(view, parameter.grad.to_local()) for view, parameter in zip(self._grad_views, self._parameters, strict=True)
+                 if parameter.grad is not None]
+        if pairs:
+            torch._foreach_add_(*map(list, zip(*pairs, strict=True)))
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def grad_norms(self) -> Tensor:
+        squares = torch.stack(torch._foreach_norm(self._grad_views)).double().square()
+        return self.ranks.sum_(squares).sqrt().float()
+
+    @torch.no_grad()
+    def publish_(self) -> None:
+        torch._foreach_copy_(self._rows, self._master_views)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        for layer in self._layers:
+            layer.set_reshard_after_forward(False)
+        parts: tuple[FSDPModule, ...] = (self._model, *self._layers)
+        for part in parts:
+            part.unshard()
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer.set_reshard_after_forward(True)
+            for part in parts:
+                part.reshard()

@@ -1,0 +1,134 @@
+"""All of a model's weights in one tensor, with their gradients and float32 masters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from lamina.nn.stack import ActiveLayers
+
+# Each parameter starts at a multiple of this many elements, so that kernels can use their widest loads on any of them.
+ALIGNMENT = 64
+
+
+def starts_of(lengths: Sequence[int]) -> tuple[list[int], int]:
+    """Where each piece begins in a flat tensor, and how long that is."""
+    starts, size = [], 0
+    for length in lengths:
+        starts.append(size)
+        size += -(-length // ALIGNMENT) * ALIGNMENT
+    return starts, size
+
+
+class FlatWeights:
+    """Parameters become views of one tensor, so that an update is a few kernels however many layers there are.
+
+    A parameter that took no part in a step keeps its zero gradient and is stepped like the rest: a skipped layer
+    (LayerDrop) needs no special case. In half precision the model computes with `compute`, and `master` keeps float32.
+    """
+
+    needs_fillers = False  # whether a rank must run the model as often as the others
+    accumulates = False  # whether gradients are added up in a tensor of their own
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32, *, accumulates: bool = True) -> None:
+        """Where an update is one batch, nothing is added up, and its gradients need no float32 copy: `accumulates` is False."""
+        parameters = dict(model.named_parameters())
+        self.names = tuple(parameters)
+        self.shapes = tuple(parameter.shape for parameter in parameters.values())
+        self.starts, size = starts_of([parameter.numel() for parameter in parameters.values()])
+        device = next(iter(parameters.values())).device
+        self.master = torch.zeros(size, device=device)
+        self.is_half = dtype != torch.float32
+        self.compute = torch.zeros(size, device=device, dtype=dtype) if self.is_half else self.master
+        self.compute_grad = torch.zeros(size, device=device, dtype=dtype)
+        self.accumulates = self.is_half and accumulates
+        self.grad = torch.zeros(size, device=device) if self.accumulates else self.compute_grad
+        # Cut once: a deep model has a thousand.
+        self._grad_views, self._compute_grad_views = list(self.views(self.grad)), list(self.views(self.compute_grad))
+        self._parameters: Sequence[nn.Parameter] = tuple(parameters.values())
+        with torch.no_grad():
+            for view, parameter in zip(self.views(self.master), parameters.values(), strict=True):
+                view.copy_(parameter)
+        self.publish_()
+        views = zip(parameters.values(), self.views(self.compute), self._compute_grad_views, strict=True)
+        for parameter, weight, grad in views:
+            parameter.data = weight
+            parameter.grad = grad
+
+    def views(self, flat: Tensor) -> Iterator[Tensor]:
+        """The pieces of a flat tensor, each in its parameter's shape."""
+        for start, shape in zip(self.starts, self.shapes, strict=True):
+            yield flat[start : start + shape.numel()].view(shape)
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """By parameter, as files hold it."""
+        return dict(zip(self.names, self.views(flat), strict=True))
+
+    def fill_(self, flat: Tensor, stored: dict[str, Tensor]) -> None:
+        """The inverse of `named`; what is not stored is left alone."""
+        for name, view in self.named(flat).items():
+            if name in stored:
+                view.copy_(stored[name])
+
+    def collect_grad_(self) -> None:
+        """Add a batch's gradients to the update's, in float32: half precision would lose the small ones of many."""
+        if self.accumulates:
+            self.grad.add_(self.compute_grad)
+            self.compute_grad.zero_()
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """A backward pass that leaves each gradient where it was made; at the end all are gathered at once.
+
+        Half precision alone: float32 gradients are added up where they lie. What the passes before left there is replaced.
+        """
+        for parameter in self._parameters:
+            parameter.grad = None
+        yield
+        made = [(view, parameter.grad) for view, parameter in zip(self._compute_grad_views, self._parameters, strict=True)]
+        for view, grad in made:
+            if grad is None:
+                view.zero_()
+        torch._foreach_copy_([view for view, grad in made if grad is not None], [grad for _, grad in made if grad is not None])
+        for view, parameter in zip(self._compute_grad_views, self._parameters, strict=True):
+            parameter.grad = view
+
+    def compute_grads(self) -> dict[nn.Parameter, Tensor]:
+        """Where a pass leaves each parameter's gradient."""
+        return dict(zip(self._parameters, self._compute_grad_views, strict=True))
+
+    def expect_last_(self, active: ActiveLayers) -> None:
+        """The next backward pass is the last of this update, whose batches run these layers, not each of them all."""
+
+    def sum_grad_(self, active: ActiveLayers) -> None:
+        """Add the gradients of other ranks, if there are any."""
+
+    def zero_grad_(self) -> None:
+        self.grad.zero_()
+
+    @property
+    def can_begin_again(self) -> bool:
+        """Whether a pass that came to no end can be forgotten: not if other ranks have seen some of it."""
+        return True
+
+    def forget_grad_(self) -> None:
+        """Also what a pass left behind that came to no end."""
+        self.compute_grad.zero_()
+        self.zero_grad_()
+
+    def grad_norms(self) -> Tensor:
+        """One norm a parameter, in one multi-tensor kernel; they also tell which gradient was not finite. (P,)"""
+        return torch.stack(torch._foreach_norm(self._grad_views, 2, torch.float32))
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Inside, a rank can run the model without the others."""
+        yield
+
+    def publish_(self) -> None:
+        """Let the model compute with the masters' new values."""
+        if self.is_half:
+            self.compute.copy_(self.master)

@@ -1,0 +1,56 @@
+"""A checkpoint from wherever a path leads: a file of ours, an exported folder, or a file of fairseq's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lamina.checkpoint.format import Checkpoint, checkpoint_of, read_archive
+from lamina.errors import CheckpointError, LaminaError
+from lamina.interop.fairseq_file import READABLE, DictionaryPlaces, checkpoint_from_fairseq, is_fairseq
+from lamina.interop.exported_folder import read_folder
+
+Notice = Callable[[str], object]
+
+
+def load_any(path: str | Path, device: torch.device | str = "cpu", *, places: DictionaryPlaces | None = None,
+             notice: Notice = lambda _: None, is_resumable: bool = True) -> Checkpoint:
+    """`places` says where the dictionaries of a foreign checkpoint lie, besides its own folder; `notice` hears remarks.
+
+    One that is not to be resumable is read faster where it is foreign.
+    """
+    if Path(path).is_dir():
+        return read_folder(Path(path), device)
+    content = read_archive(path, device, READABLE)
+    return checkpoint_of(content, path) if _is_ours(content) else _from_foreign(content, path, places, notice, is_resumable)
+
+
+def load_foreign(path: str | Path, *, places: DictionaryPlaces | None = None, notice: Notice = lambda _: None) -> Checkpoint:
+    """The same, of what is not ours yet."""
+    if Path(path).is_dir():
+        return read_folder(Path(path))
+    content = read_archive(path, allowed=READABLE)
+    if _is_ours(content):
+        raise CheckpointError(f"{path} is a checkpoint of Lamina already: there is nothing to convert.")
+    return _from_foreign(content, path, places, notice)
+
+
+def _is_ours(content: Any) -> bool:
+    return isinstance(content, dict) and "lamina_format" in content
+
+
+def _from_foreign(content: Any, path: str | Path, places: DictionaryPlaces | None, notice: Notice,
+                  is_resumable: bool = True) -> Checkpoint:
+    if not is_fairseq(content):
+        raise CheckpointError(f"{path} is not a checkpoint of Lamina or fairseq.")
+    try:
+        return checkpoint_from_fairseq(content, Path(path), places or DictionaryPlaces(), notice, is_resumable=is_resumable)
+    except LaminaError:
+        raise
+    except Exception as error:  # a stranger's file may hold anything in any place
+        what = (str(error).strip().splitlines() or [""])[0][:200]
+        raise CheckpointError(f"{path} does not hold what a checkpoint of fairseq should ({type(error).__name__}: {what}). It "
+                              "may be damaged; try another copy.") from error

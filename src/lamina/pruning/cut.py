@@ -1,0 +1,228 @@
+"""A smaller model out of a trained one: some of its layers, renumbered, and everything else as it was.
+
+A pruned model computes what the whole one computes with the other layers skipped. All here is pure: configuration and
+weights in, configuration and weights out; what there is to say goes to the caller.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lamina.checkpoint.format import Checkpoint
+from lamina.fields import flatten
+from lamina.config.fusion import AttendedFusion
+from lamina.config.keep import SIDES, KeepConfig, kept_layers, record_text, was_kept
+from lamina.config.model import ModelConfig
+from lamina.errors import CheckpointError, ConfigError
+from lamina.nn.fusion import FINAL, spread_evenly
+
+# To the letter: people's scripts look for it, with "| " in front.
+PRUNING_LINE = "Pruning model to specified layer configuration"
+
+# What the whole model scored is no mark for the pruned one: it would never be the best.
+_NO_SCORES = {"best": None, "stale_validations": 0}
+# Other settings of a model that pruning changes, by flag.
+_FOLLOWING = ("deepnet-layers", "ta-input", "layer-wise-reads", "sf-idx")
+# The parameter that weighs encoder layers against each other, where a model has it.
+MIX = "memory.weight"
+_LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
+
+
+class Keep(NamedTuple):
+    """The layers to keep of each stack, ascending; None: all of them."""
+
+    encoder: tuple[int, ...] | None = None
+    decoder: tuple[int, ...] | None = None
+
+
+def prune(config: ModelConfig, weights: Mapping[str, Tensor], keep: Keep) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """The model of the kept layers. Tensors are handed on, not copied."""
+    kept, pruned = _kept(weights, keep), _pruned_config(config, keep)
+    if MIX in kept:
+        kept[MIX] = _merged_columns(kept[MIX], config, keep)
+    if pruned.memory.is_layer_wise and not pruned.memory.is_transparent and not _reads_output(pruned):
+        # The decoder layers that read the encoder's output are gone, and so is the norm that made it.
+        kept = {name: weight for name, weight in kept.items() if not name.startswith("encoder.norm.")}
+    return pruned, kept
+
+
+def _reads_output(config: ModelConfig) -> bool:
+    return FINAL in config.memory.layer_wise_reads or isinstance(config.surface, AttendedFusion)
+
+
+def _pruned_config(config: ModelConfig, keep: Keep) -> ModelConfig:
+    if keep == Keep():
+        return config
+    config = config.with_trained_depths()
+    encoder, decoder = (tuple(range(getattr(config, side).num_layers)) if layers is None else layers
+                        for side, layers in zip(SIDES, keep, strict=True))
+    memory, surface = config.memory, config.surface
+    if memory.is_transparent:
+        memory = replace(memory, reads_input=memory.reads_input or encoder[0] > 0)
+    elif memory.is_layer_wise:
+        reads = memory.layer_wise_reads or spread_evenly(config.decoder.num_layers, config.encoder.num_layers)
+        memory = replace(memory, layer_wise_reads=tuple(
+            reads[reader] if reads[reader] == FINAL else _state_after(reads[reader], encoder) for reader in decoder))
+    if isinstance(surface, AttendedFusion):
+        surface = replace(surface, layer=_layer_after(surface.layer, decoder, config.decoder.num_layers))
+    return replace(config, encoder=replace(config.encoder, num_layers=len(encoder)),
+                   decoder=replace(config.decoder, num_layers=len(decoder)), memory=memory, surface=surface)
+
+
+def _state_after(state: int, kept: tuple[int, ...]) -> int:
+    """The same state of a pruned stack: a layer that is gone passed on what came from the last kept one below it."""
+    return sum(layer < state for layer in kept)
+
+
+def _layer_after(layer: int, kept: tuple[int, ...], depth: int) -> int:
+    """For --sf-idx, whose negative numbers count states from the top; below the first layer is the stack's input."""
+    state = _state_after(layer + 1 if layer >= 0 else depth + 1 + layer, kept)
+    if state == 0:
+        return -len(kept) - 1
+    return state - 1 if layer >= 0 else state - len(kept) - 1
+
+
+def _merged_columns(weight: Tensor, config: ModelConfig, keep: Keep) -> Tensor:
+    """The logits of a mix of encoder states, once some layers are gone (LayerAttention in nn/fusion.py).
+
+    What was read of a removed layer is read of the state below it, which that layer passed on: shares add up, so logits
+    become the logarithm of the sum of their exponentials.
+    """
+    if keep.decoder is not None:
+        weight = weight[list(keep.decoder)]
+    if keep.encoder is None:
+        return weight
+    first = 1 if config.memory.reads_embedding else 0
+    below = [0] if config.memory.reads_input else []
+    states = [*below, *range(1, config.encoder.num_layers + 1)]
+    groups: dict[int, list[int]] = {}  # a state of the pruned stack -> columns that read it
+    for column, state in enumerate(states, start=first):
+        groups.setdefault(_state_after(state, keep.encoder), []).append(column)
+    merged = [weight[:, columns].logsumexp(dim=1) for _, columns in sorted(groups.items())]
+    return torch.cat([weight[:, :first], torch.stack(merged, dim=1)], dim=1)
+
+
+def _kept(tensors: Mapping[str, Tensor], keep: Keep) -> dict[str, Tensor]:
+    kept = {}
+    for name, tensor in tensors.items():
+        match = _LAYER.fullmatch(name)
+        layers = getattr(keep, match[1]) if match else None
+        if match is None or layers is None:
+            kept[name] = tensor
+        elif int(match[2]) in layers:
+            kept[f"{match[1]}.layers.{layers.index(int(match[2]))}.{match[3]}"] = tensor
+    return kept
+
+
+def prune_config(config: ModelConfig, wanted: KeepConfig) -> tuple[ModelConfig, dict[str, str]]:
+    """A configuration for the wanted layers, and what to note down of it, by flag; nothing where all layers stay."""
+    keep = _chosen({side: getattr(config, side).num_layers for side in SIDES}, wanted, "")
+    return _pruned_config(config, keep), _records(config, keep)
+
+
+def _chosen(depths: Mapping[str, int], wanted: KeepConfig, owner: str) -> Keep:
+    """What the texts mean for stacks of these depths; a side that stays whole is None."""
+    chosen: dict[str, tuple[int, ...]] = {}
+    for side in SIDES:
+        text = getattr(wanted, side)
+        if text is None:
+            continue
+        layers = kept_layers(text, depths[side], side, owner)
+        if len(layers) < depths[side]:
+            chosen[side] = layers
+    return Keep(**chosen)
+
+
+def stack_depths(checkpoint: Checkpoint) -> dict[str, int]:
+    """Layers of each stack; 0 where a model has no such stack, whatever its configuration says of it."""
+    config = checkpoint.model_config()
+    return {side: getattr(config, side).num_layers if any(name.startswith(f"{side}.layers.") for name in checkpoint.weights)
+            else 0 for side in SIDES}
+
+
+def chosen_layers(checkpoint: Checkpoint, wanted: KeepConfig, path: Path | str) -> Keep:
+    """The layers that the texts name; a side that stays whole is None."""
+    depths = stack_depths(checkpoint)
+    for side in SIDES:
+        if getattr(wanted, side) is not None and not depths[side]:
+            raise ConfigError(f"--{side}-layers-to-keep has no effect: the {checkpoint.task} model {path} has no {side}. Leave "
+                              "it out.")
+    return _chosen(depths, wanted, str(path))
+
+
+def doubts(checkpoint: Checkpoint, keep: Keep, path: Path | str) -> list[str]:
+    """Why the pruned model may disappoint."""
+    config = checkpoint.model_config()
+    return [f"{path} was trained without --{side}-layerdrop: its {side} has not learned to do without layers, so expect much "
+            "worse results until it is trained further" for side, layers in zip(SIDES, keep, strict=True)
+            if layers is not None and not getattr(config, side).layer_drop_p]
+
+
+def check_prunable(checkpoint: Checkpoint) -> None:
+    if "folded" in checkpoint.training:
+        raise CheckpointError("the checkpoint was folded: what a layer hands on is scaled for the layer after it, so none can "
+                              "be taken out. Prune the model as it was trained, and fold the result.")
+
+
+def prune_checkpoint(checkpoint: Checkpoint, keep: Keep) -> Checkpoint:
+    """The whole file, the optimizer's memory of the kept layers included."""
+    check_prunable(checkpoint)
+    config = checkpoint.model_config()
+    pruned, weights = prune(config, checkpoint.weights, keep)
+    training = dict(checkpoint.training)
+    if "optimizer" in training:
+        training["optimizer"] = {name: _kept_moments(value, weights, keep) if isinstance(value, dict) else value
+                                 for name, value in training["optimizer"].items()}
+    if "progress" in training:
+        training["progress"] = training["progress"] | _NO_SCORES
+    return replace(checkpoint, config=checkpoint.config | flatten(pruned) | _records(config, keep), weights=weights,
+                   training=training, metrics={})
+
+
+def _kept_moments(moments: Mapping[str, Tensor], weights: Mapping[str, Tensor], keep: Keep) -> dict[str, Tensor]:
+    """What the optimizer remembers of each weight. Of merged logits there is nothing to remember: they are new."""
+    kept = {name: value for name, value in _kept(moments, keep).items() if name in weights}
+    if MIX in kept and keep.encoder is not None:
+        del kept[MIX]
+    elif MIX in kept and keep.decoder is not None:
+        kept[MIX] = kept[MIX][list(keep.decoder)]
+    return kept
+
+
+def _records(config: ModelConfig, keep: Keep) -> dict[str, str]:
+    return {f"{side}-layers-to-keep": record_text(layers, getattr(config, side).num_layers)
+            for side, layers in zip(SIDES, keep, strict=True) if layers is not None}
+
+
+def structure_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What pruning decided about a checkpoint's model, by flag; nothing for one that was never pruned."""
+    records = {name: text for side in SIDES if (text := checkpoint.config.get(name := f"{side}-layers-to-keep")) is not None}
+    if not records:
+        return {}
+    flat = flatten(checkpoint.model_config())
+    depths = [record.removesuffix("-to-keep") for record in records]
+    return records | {name: flat[name] for name in (*depths, *_FOLLOWING) if name in flat}
+
+
+def prune_on_loading(checkpoint: Checkpoint, wanted: KeepConfig, path: Path | str, *, say: Callable[[str], object],
+                     warn: Callable[[str], object]) -> Checkpoint:
+    """A checkpoint with only the wanted layers; one that was pruned to them before is left as it is."""
+    def is_done(side: str) -> bool:
+        text, record = getattr(wanted, side), checkpoint.config.get(f"{side}-layers-to-keep")
+        return text is not None and record is not None and was_kept(text, record, side)
+
+    wanted = replace(wanted, **{side: None for side in SIDES if is_done(side)})
+    keep = chosen_layers(checkpoint, wanted, path)
+    if keep == Keep():
+        return checkpoint
+    say(PRUNING_LINE)
+    for doubt in doubts(checkpoint, keep, path):
+        warn(doubt)
+    return prune_checkpoint(checkpoint, keep)

@@ -1,0 +1,231 @@
+"""What a file of recipes/ says: one experiment, its variants, and what is measured. docs/recipes.md explains every key."""
+
+from __future__ import annotations
+
+import math
+import sysconfig
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import lamina
+from lamina.fields import suggestion
+from lamina.config.yaml_file import read_mapping
+from lamina.errors import ConfigError
+from lamina.files import is_plain_name
+from lamina.recipes.dataset import Dataset, check_keys, read_dataset
+
+KEYS = ("about", "published", "data", "seeds", "tiers", "baseline", "train", "average", "model", "decode", "cuts", "analyze",
+        "variants", "grid", "measure", "stalled-above")
+MEASURES = ("tests", "loss")
+VARIANT_KEYS = ("about", "train", "cuts", "analyze", "decode")
+# What --budget scales: everything that counts updates.
+COUNTS_OF_UPDATES = ("max-update", "warmup-updates", "validate-interval-updates", "save-interval-updates", "lr-period-updates",
+                     "total-num-update")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The trained model with some of its layers: named, or the best that a search on validation data finds."""
+
+    name: str
+    keep: dict[str, Any] = field(default_factory=dict)  # --encoder-layers-to-keep, --decoder-layers-to-keep
+    search: dict[str, Any] = field(default_factory=dict)  # flags of `lamina prune --search`
+
+
+WHOLE = Cut("")
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    about: str
+    train: dict[str, Any]  # all flags of `lamina train`
+    cuts: tuple[Cut, ...]
+    decode: dict[str, Any]  # flags of `lamina interactive`, or of `lamina eval-lm`
+    analyze: dict[str, dict[str, Any]]  # kind of analysis -> flags
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    about: str
+    published: str
+    data: Dataset
+    seeds: tuple[int, ...]
+    tiers: dict[int, tuple[tuple[str, int], ...]]  # tier -> (variant, seed)
+    baseline: str
+    average: dict[str, Any]  # flags of `lamina average`; none: no averaging
+    model: str  # the checkpoint that is measured where nothing is averaged
+    variants: dict[str, Variant]
+    has_tests: bool  # whether test sets are decoded; without, the training's own losses are what is measured
+    stalled_above: float  # bits a token at the last validation, from which on a run has learned nothing or lost it again
+
+    @property
+    def is_language_model(self) -> bool:
+        return next(iter(self.variants.values())).train.get("task") == "language_modeling"
+
+    def runs(self, tier: int | None = None) -> list[tuple[str, int]]:
+        """Variant and seed of every run, a seed after the other, so that early results compare."""
+        if tier is None:
+            return [(name, seed) for seed in self.seeds for name in self.variants]
+        return list(self.tiers.get(tier, ()))
+
+
+def folders() -> list[Path]:
+    """Where recipes lie: beside the source tree, or where an installation puts data."""
+    places = [Path(lamina.__file__).parents[2] / "recipes", Path(sysconfig.get_path("data")) / "share" / "lamina" / "recipes"]
+    return [place for place in places if place.is_dir()]
+
+
+def all_names() -> list[str]:
+    return sorted({path.stem for folder in folders()[:1] for path in folder.glob("*.yaml")})
+
+
+def find_recipe(name: str) -> Recipe:
+    """By name, or by the path of a file of one's own; its corpus is one of ours, or lies in data/ beside it."""
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        return read_recipe(Path(name))
+    known = all_names()
+    if name not in known:
+        hint = suggestion(name, known).replace("--", "")
+        raise ConfigError(f"there is no recipe {name!r}.{hint} `lamina recipe list` shows them; a file of your own is named by "
+                          "its path.")
+    return read_recipe(folders()[0] / f"{name}.yaml")
+
+
+def find_dataset(name: str, beside: Path | None = None) -> Dataset:
+    places = [folder / "data" / f"{name}.yaml" for folder in ([beside] if beside else []) + folders()]
+    found = next((place for place in places if place.is_file()), None) if is_plain_name(name) else None
+    if found is None:
+        known = sorted({path.stem for folder in folders() for path in (folder / "data").glob("*.yaml")})
+        hint = suggestion(name, known).replace("--", "")
+        raise ConfigError(f"there is no corpus {name!r}.{hint} Known: {', '.join(known)}.")
+    dataset = read_dataset(found)
+    return replace(dataset, call=name) if found.parent.parent in folders() else dataset
+
+
+def read_recipe(path: Path) -> Recipe:
+    try:
+        return _recipe(path, read_mapping(path, "the sections of a recipe, such as `data:` and `train:`"))
+    except ConfigError as error:
+        raise ConfigError(f"recipe {path}: {error}") from None
+
+
+def _recipe(path: Path, values: dict[str, Any]) -> Recipe:
+    check_keys(values, KEYS)
+    if not isinstance(values.get("data"), str):
+        raise ConfigError("data must name a corpus of recipes/data, such as multi30k_bpe.")
+    variants = {variant.name: variant for variant in _variants(values)}
+    seeds = _seeds(values.get("seeds", [1]))
+    baseline = str(values.get("baseline", ""))
+    if baseline and baseline not in variants:
+        raise ConfigError(f"baseline {baseline!r} is none of the variants: {', '.join(variants)}.")
+    if values.get("measure", MEASURES[0]) not in MEASURES:
+        raise ConfigError(f"measure is {values['measure']!r}; it must be one of {', '.join(MEASURES)}.")
+    stalled = values.get("stalled-above", math.inf)
+    if isinstance(stalled, bool) or not isinstance(stalled, (int, float)):
+        raise ConfigError(f"stalled-above is {stalled!r}; it must be a number of bits.")
+    if not is_plain_name(values.get("model", "checkpoint_best.pt")) or not is_plain_name(path.stem):
+        raise ConfigError(f"model is {values.get('model')!r} and the recipe's file {path.name}; both must be plain names.")
+    return Recipe(
+        name=path.stem, about=" ".join(str(values.get("about", "")).split()), published=str(values.get("published", "")),
+        data=find_dataset(values["data"], path.parent), seeds=seeds, tiers=_tiers(values.get("tiers") or {}, variants, seeds),
+        baseline=baseline, average=_section(values, "average"), model=str(values.get("model", "checkpoint_best.pt")),
+        variants=variants, has_tests=values.get("measure", MEASURES[0]) == MEASURES[0], stalled_above=float(stalled))
+
+
+def _variants(values: dict[str, Any]) -> Iterator[Variant]:
+    """Those that are written out, and those of a grid: one for each way to take a choice from every axis."""
+    common = _section(values, "train")
+    named = {str(name): own or {} for name, own in _section(values, "variants").items()}
+    axes = values.get("grid") or []
+    if not isinstance(axes, list) or not all(isinstance(axis, dict) for axis in axes):
+        raise ConfigError("grid must be a list of axes, each a mapping from a choice's name to its flags.")
+    for choices in product(*(axis.items() for axis in axes)) if axes else ():
+        name = "-".join(str(choice) for choice, _ in choices)
+        flags: dict[str, Any] = {}
+        for choice, own in choices:
+            if own is not None and not isinstance(own, dict):
+                raise ConfigError(f"grid: {choice} must be a mapping from flags to values.")
+            flags |= own or {}
+        named.setdefault(name, {"train": flags})
+    for name, own in (named or {"default": {}}).items():
+        if not is_plain_name(name) or not isinstance(own, dict):
+            raise ConfigError(f"variant {name!r} must have a name that can be a file's, and be a mapping.")
+        check_keys(own, VARIANT_KEYS, f"variant {name}: ")
+        yield Variant(
+            name=name, about=" ".join(str(own.get("about", "")).split()),
+            train=_dashed(common) | _dashed(_section(own, "train")),
+            cuts=(WHOLE, *_cuts(own["cuts"] if "cuts" in own else values.get("cuts"))),
+            decode=_section(values, "decode") | _section(own, "decode"),
+            analyze=_analyses(own["analyze"] if "analyze" in own else values.get("analyze")))
+
+
+def _dashed(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Under one spelling each, so that a variant's value takes the place of the common one."""
+    return {str(name).replace("_", "-"): value for name, value in flags.items()}
+
+
+def _cuts(values: Any) -> Iterator[Cut]:
+    for name, own in _section({"cuts": values}, "cuts").items():
+        if not is_plain_name(str(name)) or not isinstance(own, dict):
+            raise ConfigError(f"cut {name!r} must have a name that can be a file's, and be a mapping from flags to values.")
+        search = _section(own, "search")
+        keep = {key: value for key, value in own.items() if key != "search"}
+        check_keys(keep, ("encoder-layers-to-keep", "decoder-layers-to-keep"), f"cut {name}: ")
+        if bool(search) == bool(keep):
+            raise ConfigError(f"cut {name} needs the layers to keep, or `search`, and not both.")
+        yield Cut(str(name), keep, search)
+
+
+def _analyses(values: Any) -> dict[str, dict[str, Any]]:
+    found = _section({"analyze": values}, "analyze")
+    check_keys(found, ("fusion", "depth"), "analyze: ")
+    return {kind: _section(found, kind) for kind in found}
+
+
+def _tiers(values: Any, variants: Mapping[str, Variant], seeds: tuple[int, ...]) -> dict[int, tuple[tuple[str, int], ...]]:
+    """{1: {variants: [a, b], seeds: [1]}}; a tier without variants is all that no tier before it has."""
+    if not isinstance(values, dict) or not all(isinstance(tier, int) for tier in values):
+        raise ConfigError("tiers must be a mapping from numbers to {variants: [..], seeds: [..]}.")
+    tiers: dict[int, tuple[tuple[str, int], ...]] = {}
+    for tier, own in sorted(values.items()):
+        own = own or {}
+        if not isinstance(own, dict):
+            raise ConfigError(f"tier {tier} must be {{variants: [..], seeds: [..]}}.")
+        check_keys(own, ("variants", "seeds"), f"tier {tier}: ")
+        names = own.get("variants", list(variants))
+        unknown = [name for name in names if name not in variants] if isinstance(names, list) else [names]
+        if unknown:
+            raise ConfigError(f"tier {tier} names {unknown[0]!r}, which is none of the variants: {', '.join(variants)}.")
+        before = {run for runs in tiers.values() for run in runs}
+        tiers[tier] = tuple((name, seed) for seed in _seeds(own.get("seeds", list(seeds))) for name in names
+                            if (name, seed) not in before)
+    return tiers
+
+
+def _seeds(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or not values or not all(isinstance(seed, int) and seed >= 0 for seed in values):
+        raise ConfigError("seeds must be a list of whole numbers, such as [1, 2, 3].")
+    return tuple(values)
+
+
+def _section(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = values.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError(f"{key} must be a mapping.")
+    return value
+
+
+def scaled(flags: Mapping[str, Any], budget: float) -> dict[str, Any]:
+    """Flags of training with every count of updates multiplied by the budget."""
+    def scale(name: str, value: Any) -> Any:
+        is_count = name in COUNTS_OF_UPDATES and isinstance(value, (int, float)) and value > 0
+        return max(1, round(value * budget)) if is_count else value
+
+    return {name: scale(name, value) for name, value in flags.items()}

@@ -1,0 +1,219 @@
+"""Which checkpoints to write, and which old ones may go."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from lamina.checkpoint.format import Checkpoint, save_checkpoint
+from lamina.checkpoint.runs import BEFORE_RUNS, Mark, Marks, latest_run, named, read_mark
+from lamina.config.train_options import SavingConfig
+from lamina.errors import CheckpointError
+from lamina.files import part_of, remove_stale_parts, replace_durably
+
+LAST_NAME = "checkpoint_last.pt"
+BEST_NAME = "checkpoint_best.pt"
+KEPT_NAMES = re.compile(r"checkpoint(\d+|_best|_last|_\d+_\d+)\.pt")
+# A full disk may be a neighbour's, and empty again in an hour; a run that saved nothing so often is wasting its time.
+MAX_FAILURES_IN_A_ROW = 3
+
+
+class Keeper:
+    """checkpoint_last.pt, checkpoint_best.pt, checkpointEPOCH.pt and checkpoint_EPOCH_UPDATES.pt in one folder.
+
+    An old checkpoint goes when the new one is complete, never before. With --async-save a thread writes a copy of the state
+    while training goes on, one at a time. Those of another run stay: their numbers say nothing about this one's, and what
+    would be replaced gets another name.
+    """
+
+    def __init__(self, config: SavingConfig, note: Callable[[str], None] = lambda _: None, run: str = BEFORE_RUNS) -> None:
+        self.config = config
+        self.run = run
+        self._written: set[str] = set()  # by this process
+        self._marks = Marks()
+        self.folder = Path(config.save_dir)
+        self.note = note
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="saving") if config.is_async else None
+        self._writing: Future[None] | None = None
+        self._num_failures = 0
+        remove_stale_parts(self.folder)
+
+    def open(self) -> None:
+        """Find out before the work begins that checkpoints cannot be written, if so."""
+        if not self.config.is_on:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            trial = part_of(self.folder / LAST_NAME)
+            trial.touch()
+            trial.unlink()
+        except OSError as error:
+            raise CheckpointError(f"no checkpoint could be written to {self.folder}: {error.strerror or error}. Choose another "
+                                  "--save-dir, or --no-save to keep nothing.") from None
+
+    def save(self, checkpoint: Checkpoint, names: Sequence[str], what: str = "", *, can_be_left_out: bool = False) -> None:
+        """Write the state once, under every one of the names; `what` describes it to the person who watches.
+
+        One that can be left out, since a newer one follows, is if the one before is still being written. A save that fails
+        costs nothing that was there; the next one may succeed, and the third failure in a row is an error.
+        """
+        is_writing = self._writing is not None and not self._writing.done()
+        if not names or (can_be_left_out and is_writing):
+            return
+        self._settle()
+        if self._writer is None:
+            self._try(lambda: self._write(checkpoint, names, what))
+        else:
+            copied = _copied(checkpoint)
+            self._writing = self._writer.submit(self._write, copied, names, what)
+
+    def finish(self) -> None:
+        """Wait for what is being written; an error if the last state is not on disk."""
+        self._settle()
+        if self._num_failures:
+            raise CheckpointError(f"{self._last_failure} The latest state of this run is not saved.")
+
+    def _settle(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            self._try(writing.result)
+
+    def _try(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except CheckpointError as error:
+            self._num_failures += 1
+            self._last_failure = str(error)
+            if self._num_failures == MAX_FAILURES_IN_A_ROW:
+                raise CheckpointError(f"{error} That was the last of {self._num_failures} attempts in a row.") from None
+            self.note(f"warning: {error} Training goes on; the next checkpoint is another attempt.")
+        else:
+            self._num_failures = 0
+
+    def _write(self, checkpoint: Checkpoint, names: Sequence[str], what: str) -> None:
+        for name in names:
+            self._set_aside(name)
+        save_checkpoint(self.folder / names[0], checkpoint)
+        for name in names[1:]:
+            _publish(self.folder / names[0], self.folder / name)
+        self._written.update(names)
+        self._remove_old()
+        self.note(f"saved {', '.join(names)} in {self.folder}{what}")
+
+    def names_due(self, *, epoch: int, updates: int, is_epoch_end: bool, is_best: bool) -> list[str]:
+        config = self.config
+        if not config.is_on:
+            return []
+        names = []
+        if is_epoch_end and config.has_epochs and epoch % config.interval == 0:
+            names.append(f"checkpoint{epoch}.pt")
+        # Not besides an epoch's own, as in fairseq; without those, an update that ends an epoch counts like any other.
+        if not names and config.interval_updates and updates % config.interval_updates == 0:
+            names.append(f"checkpoint_{epoch}_{updates}.pt")
+        if is_best:
+            names.append(BEST_NAME)
+        if config.has_last:
+            names.append(LAST_NAME)
+        return names
+
+    def _remove_old(self) -> None:
+        self._keep_newest(r"checkpoint_\d+_(\d+)\.pt", self.config.keep_interval_updates)
+        self._keep_newest(r"checkpoint(\d+)\.pt", self.config.keep_last_epochs)
+
+    def _keep_newest(self, pattern: str, number: int) -> None:
+        if number < 0:
+            return
+        found = [(int(match[1]), path) for path in self.folder.iterdir()
+                 if (match := re.fullmatch(pattern, path.name)) and self._is_own(path)]
+        for _, path in sorted(found, reverse=True)[number:]:
+            path.unlink(missing_ok=True)
+
+    def _is_own(self, path: Path) -> bool:
+        if path.name in self._written:
+            return True
+        mark = self._marks.of(path)
+        return mark is not None and mark.run == self.run
+
+    def _set_aside(self, name: str) -> None:
+        """Give what another run wrote under this name a second one, before it is replaced."""
+        path = self.folder / name
+        if name in self._written or (mark := self._marks.of(path)) is None or mark.run == self.run:
+            return
+        for number in count(1):
+            aside = path.with_name(f"{path.stem}.{named(mark.run)}{f'-{number}' if number > 1 else ''}{path.suffix}")
+            if not aside.exists():
+                break
+        _publish(path, aside)
+        self.note(f"{name} in {self.folder} is of another run: it is now {aside.name}")
+
+
+class Fallback(NamedTuple):
+    """A checkpoint that may take the place of a damaged one."""
+
+    path: Path
+    mark: Mark | None
+    is_same_run: bool | None  # None: nobody can tell, and nothing speaks against it
+
+
+def earlier_checkpoints(path: Path) -> list[Fallback]:
+    """The other checkpoints beside this one, the best to continue from first; second names of the same file are left out.
+
+    Those of the same run come before all others, its latest update first. The time on a file says nothing: copies have
+    another.
+    """
+    others = [other for other in path.parent.iterdir() if KEPT_NAMES.fullmatch(other.name) and not other.samefile(path)]
+    marks = {other: read_mark(other) for other in others}
+    known = [mark for mark in marks.values() if mark is not None]
+    own = read_mark(path)
+    run = own.run if own else latest_run(known) if known else BEFORE_RUNS
+    is_sure = own is not None or len({mark.run for mark in known}) == 1
+
+    def rank(other: Path) -> tuple[Any, ...]:
+        mark, numbers = marks[other], tuple(map(int, re.findall(r"\d+", other.name)))
+        if mark is None:
+            return (0, numbers[::-1], other.name)  # fairseq's, or damaged as well
+        return (2, mark.updates, other.name) if mark.run == run else (1, mark.time, mark.updates, other.name)
+
+    def is_same_run(mark: Mark | None) -> bool | None:
+        return None if mark is None or (mark.run == run and not is_sure) else mark.run == run
+
+    return [Fallback(other, marks[other], is_same_run(marks[other])) for other in sorted(others, key=rank, reverse=True)]
+
+
+def _publish(source: Path, name: Path) -> None:
+    """Give a finished file a second name, atomically; without copying it where the file system has hard links."""
+    part = part_of(name)
+    part.unlink(missing_ok=True)
+    try:
+        try:
+            os.link(source, part)
+        except OSError:
+            shutil.copyfile(source, part)
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
+        replace_durably(part, name)
+    except OSError as error:
+        raise CheckpointError(f"{name} could not be written: {error.strerror or error}. Free some space or choose another "
+                              "--save-dir; earlier checkpoints are untouched.") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _copied(checkpoint: Checkpoint) -> Checkpoint:
+    """As it is now, in the host's memory: training goes on changing its tensors."""
+    return replace(checkpoint, weights=_on_host(checkpoint.weights), training=_on_host(checkpoint.training))
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _on_host(item) for key, item in value.items()}
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value

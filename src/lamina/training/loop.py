@@ -1,0 +1,73 @@
+"""The training loop. It reads as the algorithm; what it moves is handed to it by training/run.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from lamina.data.feed import Share
+from lamina.nn.stack import ALL_LAYERS
+from lamina.training.layer_drop import LayerDrop
+from lamina.training.progress import Progress
+from lamina.training.run import Run
+from lamina.training.schedules import Schedule
+from lamina.distributed.signals import StopWish
+from lamina.training.update import Updater
+from lamina.training.divergence import DivergenceWatch
+
+
+def run_updates(updater: Updater, schedule: Schedule, shares: Iterable[Share], progress: Progress, watch: DivergenceWatch,
+                seed: int, layer_drop: LayerDrop | None = None) -> Iterator[None]:
+    """One update after another; yields after each, so that the caller decides about validating and stopping."""
+    for share in shares:
+        lr = schedule(progress.updates - progress.schedule_start, progress.epoch)
+        result = updater.update(share.batches, lr, update_seed(seed, progress.updates),
+                                [ALL_LAYERS] if layer_drop is None else layer_drop.draws(progress.updates, share.total),
+                                share.total)
+        progress.updates += 1
+        progress.batches_done += share.total
+        watch.add(result, lr)
+        yield
+
+
+def update_seed(seed: int, updates: int) -> int:
+    return (seed << 32) + updates
+
+
+def train(run: Run) -> None:
+    """Until a limit is reached, or a signal comes: an epoch of updates, then validation and a checkpoint."""
+    with StopWish(run.reporter.note) as wish:
+        _train_until_done(run, wish)
+        run.keeper.finish()
+    run.watch.check_end()
+    run.reporter.note(f"training stopped: {run.why_stop()}")
+
+
+def _train_until_done(run: Run, wish: StopWish) -> None:
+    progress = run.progress
+    if progress.is_check_pending:
+        run.check(progress.epoch, is_epoch_end=False)
+    while not run.why_stop():
+        if run.is_wished_to_stop(wish):
+            run.stop_for(wish)
+            return
+        run.files.check()
+        feed = run.train_feed(progress.epoch)
+        num_batches = len(feed.plan(progress.epoch))
+        run.reporter.begin_epoch(progress.epoch, num_batches, progress.batches_done)
+        shares = feed.shares(progress.epoch, progress.batches_done, run.update_freq(progress.epoch), run.ranks.rank,
+                             run.ranks.size, has_fillers=run.updater.weights.needs_fillers)
+        for _ in run_updates(run.updater, run.schedule, shares, progress, run.watch, run.config.seed,
+                             run.layer_drop):
+            run.files.look()
+            is_over = progress.batches_done >= num_batches or run.why_stop()
+            if not run.why_stop() and run.is_wished_to_stop(wish):
+                run.stop_for(wish, is_check_skipped=not is_over and run.is_check_due())
+                return
+            if not is_over and run.is_check_due():
+                run.check(progress.epoch, is_epoch_end=False)
+                is_over = run.why_stop()
+            if is_over:
+                break
+        run.watch.flush()
+        run.reporter.end_epoch()
+        run.close_epoch(is_cut_short=progress.batches_done < num_batches)

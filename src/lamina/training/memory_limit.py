@@ -1,0 +1,76 @@
+"""What to do when a batch does not fit."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from lamina.config.train_options import TrainConfig
+from lamina.data.batching import AnyBatch
+from lamina.errors import MemoryShortageError
+from lamina.packed import Packed
+
+
+class MemoryLimit:
+    """How large a batch may be, as found out by running out of memory; larger ones are cut in two, and in two again.
+
+    The gradient is a sum over tokens that is divided once, so that pieces give the one of the whole.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self.note = note
+        self.trying: AnyBatch | None = None  # what is being computed
+        self._too_large: int | None = None  # the smallest size that did not fit
+
+    def cut(self, batch: AnyBatch) -> list[AnyBatch]:
+        if self._too_large is None or _size(batch) < self._too_large or batch.num_sentences < 2:
+            return [batch]
+        half = batch.num_sentences // 2
+        return [*self.cut(batch.rows(slice(0, half))), *self.cut(batch.rows(slice(half, batch.num_sentences)))]
+
+    def can_cut_smaller(self) -> bool:
+        """After what was being tried did not fit: remembers that, and says so the first time."""
+        batch, self.trying = self.trying, None
+        if batch is None or batch.num_sentences < 2:
+            return False
+        if self._too_large is None:
+            self.note(f"the GPU's memory ran out on a batch of {batch.num_sentences} rows: it is computed in two halves, which "
+                      "give the same gradient, and so is every batch as large from now on; a smaller --max-tokens or "
+                      "--batch-size avoids it")
+        self._too_large = _size(batch)
+        return True
+
+    def free(self) -> None:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _size(batch: AnyBatch) -> int:
+    return sum(rows.ids.numel() if isinstance(rows, Packed) else rows.numel() for rows in batch.inputs)
+
+
+@contextmanager
+def advise_when_short(config: TrainConfig) -> Iterator[None]:
+    """One line with a way out, instead of the allocator's report."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise MemoryShortageError(f"the GPU's memory ran out. Try: {'; '.join(_remedies(config))}. Checkpoints written so far "
+                                  "are whole: the same command goes on from them.") from None
+
+
+def _remedies(config: TrainConfig) -> list[str]:
+    batches, precision = config.batches, config.precision
+    name, limit = ("--max-tokens", batches.max_tokens) if batches.max_tokens else ("--batch-size", batches.max_sentences)
+    assert limit is not None, "the configuration asks for one of the two"
+    remedies = [f"{name} {max(limit // 2, 1)} with --update-freq {2 * config.optimization.update_freq[0]}, which keeps the "
+                "effective batch"]
+    if not precision.checkpoint_activations:
+        remedies.insert(0, "--checkpoint-activations, which computes what it does not keep again")
+    if not (precision.fp16 or precision.bf16):
+        remedies.append("--bf16")
+    return remedies

@@ -1,0 +1,179 @@
+"""Going on from a checkpoint: weights, optimizer, loss scale and progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lamina.checkpoint.finite import ruined_part
+from lamina.checkpoint.format import Checkpoint, load_weights_
+from lamina.pruning.cut import prune_config, structure_of
+from lamina.checkpoint.runs import BEFORE_RUNS, is_run, named, new_run
+from lamina.fields import build, flatten
+from lamina.config.keep import SIDES, KeepConfig
+from lamina.config.train_options import SavingConfig, TrainConfig
+from lamina.errors import CheckpointError, DamageError
+from lamina.interop.exported_folder import is_exported
+from lamina.tasks.base import Task
+from lamina.training.keeper import LAST_NAME, earlier_checkpoints
+from lamina.training.progress import Progress
+from lamina.training.update import Updater
+
+DEFAULT_RESTORE_FILE = SavingConfig().restore_file
+assert DEFAULT_RESTORE_FILE == LAST_NAME
+
+
+class StartingPoint(NamedTuple):
+    """Where a run's weights come from."""
+
+    path: Path
+    checkpoint: Checkpoint
+    is_resumed: bool  # or else only the weights are taken
+
+
+def pruned_config(config: TrainConfig, checkpoint: Checkpoint | None, note: Callable[[str], None]) -> TrainConfig:
+    """The run's configuration, for the layers that the model has.
+
+    A checkpoint that was pruned, just now or before, decides: the flags may still describe the model before that.
+    """
+    if checkpoint is None:
+        model, records = prune_config(config.model, config.keep)
+        if records:
+            note("there is no checkpoint to prune: a model of the layers to keep alone begins afresh")
+        changed = flatten(model) | records
+    else:
+        changed = structure_of(checkpoint)
+        told = flatten(config.model)
+        for name, asked in zip(("encoder-layers", "decoder-layers"), (config.keep.encoder, config.keep.decoder), strict=True):
+            if asked is None and changed.get(name, told[name]) != told[name]:
+                note(f"--{name} is {told[name]}, but the checkpoint was pruned to {changed[f'{name}-to-keep']}: the model has "
+                     f"{changed[name]}")
+    if config.keep.is_empty and not any(f"{side}-layers-to-keep" in changed for side in SIDES):
+        return config
+    # What was asked for gives way to what was done, which is what the next checkpoint has to tell.
+    return build(TrainConfig, flatten(config) | flatten(KeepConfig()) | changed)
+
+
+def find_restore_file(saving: SavingConfig) -> Path | None:
+    """In the save folder, or where the path says; None means a fresh start."""
+    places = (Path(saving.save_dir, saving.restore_file), Path(saving.restore_file))
+    return next((path for path in places if path.is_file() or is_exported(path)), None)
+
+
+def load_whole(path: Path, read: Callable[[Path], Checkpoint], note: Callable[[str], None], *,
+               may_fall_back: bool) -> tuple[Path, Checkpoint]:
+    """The checkpoint, or if that is damaged or ruined the latest one beside it that is whole, with a warning."""
+    def load(path: Path) -> Checkpoint:
+        checkpoint = read(path)
+        if (name := ruined_part(checkpoint)) is not None:
+            raise DamageError(f"{path} is of no use: {name} holds values that are not finite. Take an earlier one.")
+        return checkpoint
+
+    try:
+        return path, load(path)
+    except DamageError as error:
+        if not may_fall_back:
+            raise
+        damage = error
+    for other in earlier_checkpoints(path):
+        try:
+            checkpoint = load(other.path)
+        except CheckpointError:
+            continue
+        if "progress" in checkpoint.training:
+            whose = {True: "", False: f", which is of another run ({named(run_of(checkpoint))}): none of this run is whole",
+                     None: "" if other.mark is None else
+                     f", the latest of the run that saved last ({named(run_of(checkpoint))}): the folder holds several runs, "
+                     "and of which one the damaged file was cannot be read"}[other.is_same_run]
+            note(f"warning: {damage} Going on from {other.path} instead{whose}")
+            return other.path, checkpoint
+    raise damage
+
+
+def run_of(checkpoint: Checkpoint) -> str:
+    run = checkpoint.training.get("run", BEFORE_RUNS)
+    return run if is_run(run) else BEFORE_RUNS
+
+
+def run_to_be(start: StartingPoint | None, saving: SavingConfig) -> str:
+    """The id of the run that is continued; a new one where updates or epochs count from the beginning, or two would fork."""
+    is_continued = (start is not None and start.is_resumed and saving.restore_file == DEFAULT_RESTORE_FILE
+                    and "optimizer" in start.checkpoint.training
+                    and not (saving.reset_optimizer or saving.reset_dataloader))
+    return run_of(start.checkpoint) if start is not None and is_continued else new_run()
+
+
+def restore_weights_(model: nn.Module, checkpoint: Checkpoint, task: Task, path: Path) -> None:
+    load_weights_(model, task.starting_weights(model, checkpoint, path))
+
+
+def restore_training(start: StartingPoint, updater: Updater, config: TrainConfig, note: Callable[[str], None]) -> Progress:
+    """Put the optimizer back where it was; the progress to go on with, less what the --reset flags forget."""
+    saving, training = config.saving, start.checkpoint.training
+    progress = Progress.from_state(training.get("progress", {}))
+    if "optimizer" in training and not saving.reset_optimizer:
+        kind = flatten(config.optimization)["optimizer"]
+        if "optimizer_kind" not in training or not {"value", "good_updates"} <= training.get("scale", {}).keys():
+            raise CheckpointError(f"{start.path} lacks the optimizer's kind or the loss scale that belong to its state. Add "
+                                  "--reset-optimizer to start it afresh.")
+        if training["optimizer_kind"] != kind:
+            raise CheckpointError(f"the checkpoint was trained with --optimizer {training['optimizer_kind']}, not {kind}. "
+                                  "Use that one, or add --reset-optimizer.")
+        load_optimizer_(updater, training["optimizer"], note)
+        updater.scale.load_state_(training["scale"])
+    else:
+        # As in the references: without the optimizer's state, updates count from 0 again.
+        progress.updates = progress.schedule_start = 0
+        if not saving.reset_optimizer:
+            problem = training.get("optimizer_problem")
+            note(f"the optimizer starts afresh, since the checkpoint's state does not fit: {problem}" if problem else
+                 "the checkpoint holds no optimizer state: it starts afresh")
+    if saving.reset_lr_scheduler:
+        progress.schedule_start = progress.updates
+    if saving.reset_dataloader:
+        progress.begin_epoch(1)
+    if saving.reset_meters:
+        progress.forget_scores()
+    note(f"loaded {start.path} (epoch {progress.epoch} @ {progress.updates} updates)")
+    return progress
+
+
+def optimizer_state(updater: Updater) -> dict[str, Any]:
+    """By parameter, so that a file does not depend on how weights lie in memory."""
+    weights = updater.weights
+    return {name: weights.named(value) if value.shape == weights.master.shape else value
+            for name, value in updater.optimizer.state().items()}
+
+
+def load_optimizer_(updater: Updater, stored: dict[str, Any], note: Callable[[str], None]) -> None:
+    """What the stored state does not know, since pruning made it anew, starts afresh."""
+    state = updater.optimizer.state()
+    if stored.keys() != state.keys():
+        raise CheckpointError(f"the checkpoint's optimizer state has {', '.join(sorted(stored))}; expected "
+                              f"{', '.join(sorted(state))}. Add --reset-optimizer to start it afresh.")
+    for name, value in state.items():
+        own, is_flat = stored[name], value.shape == updater.weights.master.shape
+        if isinstance(own, dict) != is_flat or (isinstance(own, Tensor) and own.shape != value.shape):
+            raise CheckpointError(f"the checkpoint's optimizer state {name} does not hold what it should. Add "
+                                  "--reset-optimizer to start it afresh.")
+    buffers = [value for value in stored.values() if isinstance(value, dict)]
+    new = sorted(set(updater.weights.names).difference(*buffers)) if buffers else []
+    if new:
+        note(f"the optimizer starts afresh for {', '.join(new)}: pruning made {'it' if len(new) == 1 else 'them'} anew")
+    updater.optimizer.load_state_({name: _flat(updater, stored[name], value) for name, value in state.items()})
+
+
+def _flat(updater: Updater, stored: Tensor | dict[str, Tensor], like: Tensor) -> Tensor:
+    if isinstance(stored, Tensor):
+        return stored
+    flat = torch.zeros_like(like)
+    for name, shape in zip(updater.weights.names, updater.weights.shapes, strict=True):
+        if name in stored and stored[name].shape != shape:
+            raise CheckpointError(f"the checkpoint's optimizer state does not fit {name}. Add --reset-optimizer to start "
+                                  "it afresh.")
+    updater.weights.fill_(flat, stored)
+    return flat

@@ -1,0 +1,399 @@
+"""A training run: its parts, put together from the configuration, and its decisions."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lamina import console
+from lamina.checkpoint.format import Checkpoint
+from lamina.pruning.cut import prune_on_loading
+from lamina.config.batches import BatchConfig
+from lamina.fields import flatten
+from lamina.config.fusion import HardFusion, SurfaceConfig
+from lamina.config.init import AdaptiveProfiling, ProfiledInit
+from lamina.config.model import ModelConfig
+from lamina.config.train_options import LARGER_IS_BETTER, TrainConfig
+from lamina.data.batching import AnyBatch
+from lamina.data.corpus import Corpus
+from lamina.data.feed import Feed
+from lamina.data.verify import verify_splits
+from lamina.data.file_guard import FileGuard
+from lamina.errors import CheckpointError, DataError, StopSignal
+from lamina.interop.fairseq_file import DictionaryPlaces
+from lamina.interop.any_format import load_any
+from lamina.metrics.rouge import Rouge
+from lamina.nn.stack import stacks_of
+from lamina.provenance import origin
+from lamina.tasks import TASKS
+from lamina.text.subword import subword_to_dict
+from lamina.training.keeper import LAST_NAME, Keeper
+from lamina.training.layer_drop import LayerDrop
+from lamina.training.admin_profile import fill_omegas_
+from lamina.training.progress import Progress
+from lamina.distributed.ranks import ALONE, Ranks
+from lamina.distributed.replicated import ReplicatedWeights
+from lamina.training.report import Reporter
+from lamina.training.restore import (
+    DEFAULT_RESTORE_FILE,
+    StartingPoint,
+    find_restore_file,
+    load_whole,
+    optimizer_state,
+    pruned_config,
+    restore_training,
+    restore_weights_,
+    run_to_be,
+)
+from lamina.training.schedules import build_schedule
+from lamina.distributed.signals import StopWish
+from lamina.training.update import Updater
+from lamina.training.validate import bits_per_token, validation_loss
+from lamina.training.divergence import DivergenceWatch
+from lamina.distributed.weights import FlatWeights
+
+
+class Run:
+    def __init__(self, config: TrainConfig, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
+        self.device = ranks.device
+        self.dtype, notices = _compute_type(config, self.device)
+        # Where attention has kernels for it.
+        self.is_packed = (config.precision.packs and self.device.type == "cuda" and self.dtype != torch.float32
+                          and config.task == "translation" and config.batches.max_tokens is not None)
+        optimization = config.optimization
+        self.reporter = Reporter(config.log, ranks, optimization)
+        for notice in [*notices, *_advice(config.model)]:
+            self.reporter.note(notice)
+        start = self._starting_point(config)
+        # A pruned checkpoint decides how deep the model is; from here on this is the configuration, also on disk.
+        self.config = config = pruned_config(config, None if start is None else start.checkpoint, self.reporter.note)
+        self.task = TASKS[config.task](config.data, config.model)
+        self.schedule = build_schedule(optimization.schedule, lr=optimization.lr, min_lr=optimization.min_lr,
+                                       max_update=optimization.max_update)
+        if ranks.is_first or os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) == "0":  # once on each machine
+            verify_splits(self.task.data_parts(self.task.folders), (config.data.train_subset, *self.task.valid_splits),
+                          config.data.verify, pair=self.task.language_pair, note=self.reporter.note)
+        torch.manual_seed(config.seed)
+        self.model = self.task.build_model().to(self.device)
+        for stack in stacks_of(self.model).values():
+            stack.recomputes = config.precision.checkpoint_activations
+        self.keeper = Keeper(config.saving, self.reporter.note, run_to_be(start, config.saving))
+        self.progress = Progress()
+        self._feeds: dict[int, Feed] = {}
+        if start is None:
+            self._fill_omegas_()
+        else:
+            restore_weights_(self.model, start.checkpoint, self.task, start.path)
+            if not start.is_resumed:
+                self.reporter.note(f"weights taken from {start.path}")
+        self.layer_drop = LayerDrop(config.model, config.seed, is_by_batch=optimization.layer_drop_draws == "batch")
+        for parameter in self.model.parameters():
+            ranks.broadcast_(parameter.data)  # Admin's omegas are measured by the first rank alone
+        # Each rank has a memory of its own to run out of.
+        tell = self.reporter.note if ranks.is_first else lambda text: console.notice(f"rank {ranks.rank}: {text}")
+        self.updater = Updater(self.model, optimization, config.precision, self.dtype, ranks, self._weights(), tell,
+                               self.reporter.skip_time)
+        if start is not None and start.is_resumed:
+            self.progress = restore_training(start, self.updater, config, self.reporter.note)
+        self._check_same_start()
+        self.watch = DivergenceWatch(self.progress, config.precision, self.updater.weights.names, self.device, self.dtype,
+                           self.reporter)
+        if config.validation.eval_rouge:  # also, a missing package is found out before the first epoch
+            self.reporter.note(f"ROUGE at validation: {Rouge().signature(num_references=1)}")
+        self._valid_feeds = {} if config.validation.is_off else {
+            split: self._valid_feed(split) for split in self.task.valid_splits}
+        self.files = FileGuard(self.task.folders, (config.data.train_subset, *self.task.valid_splits))
+        if ranks.is_first:
+            self.keeper.open()
+        self._last_check: tuple[int, bool] | None = None
+        self._sitting_started = time.perf_counter() - self.progress.seconds
+
+    # -- data
+
+    def train_feed(self, epoch: int) -> Feed:
+        """The epoch's feed; folders that take turns keep one each."""
+        folder = (epoch - 1) % len(self.task.folders)
+        if folder not in self._feeds:
+            self._feeds[folder] = self._feed(self.task.train_corpus(epoch), self.config.batches, is_shuffled=True,
+                                             is_packed=self.is_packed)
+            if len(self._feeds[folder].too_long.indices):
+                self.reporter.note(self._feeds[folder].describe_too_long())
+        return self._feeds[folder]
+
+    def _valid_feed(self, split: str) -> Feed:
+        batches = self.config.batches
+        limits = replace(batches, max_tokens=batches.max_tokens_valid or batches.max_tokens,
+                         max_sentences=batches.max_sentences_valid or batches.max_sentences)
+        feed = self._feed(self.task.corpus(split), limits, is_shuffled=False)
+        if len(feed.too_long.indices):
+            if not batches.skip_invalid_valid:
+                raise DataError(f"{feed.describe_too_long()}. That would change the score: raise the limits, or add "
+                                "--skip-invalid-size-inputs-valid-test to go on without them.")
+            self.reporter.note(feed.describe_too_long())
+        return feed
+
+    def _feed(self, corpus: Corpus, limits: BatchConfig, *, is_shuffled: bool, is_packed: bool = False) -> Feed:
+        return Feed(corpus, seed=self.config.seed, limits=limits, device=self.device, is_shuffled=is_shuffled,
+                    max_positions=self.task.max_positions, is_packed=is_packed)
+
+    def update_freq(self, epoch: int) -> int:
+        numbers = self.config.optimization.update_freq
+        return numbers[min(epoch, len(numbers)) - 1]
+
+    # -- when to stop, validate and save
+
+    def why_stop(self) -> str:
+        """The reason to stop before the next update, or nothing."""
+        optimization, progress = self.config.optimization, self.progress
+        if isinstance(self.config.model.init, AdaptiveProfiling):
+            return "the profile is written (--init-type adaptive-profiling)"
+        if optimization.max_epoch and progress.epoch > optimization.max_epoch:
+            return f"{optimization.max_epoch} epochs are done (--max-epoch)"
+        if optimization.max_update and progress.updates >= optimization.max_update:
+            return f"{progress.updates} updates are done (--max-update {optimization.max_update})"
+        if self._is_rate_at_floor():
+            return "the learning rate has fallen to its floor (--min-lr or --stop-min-lr)"
+        patience = self.config.validation.patience
+        if patience > 0 and progress.stale_validations >= patience:
+            return f"no improvement in {patience} validations (--patience)"
+        return ""
+
+    def _is_rate_at_floor(self) -> bool:
+        """Only a rate that falls counts: warm-up begins below every floor."""
+        done = self.progress.updates - self.progress.schedule_start
+        if done == 0:
+            return False
+        optimization = self.config.optimization
+        now, before = (self.schedule(number, self.progress.epoch) for number in (done, done - 1))
+        stops_at_min_lr = flatten(optimization)["lr-scheduler"] not in ("linear", "poly")  # theirs is the end of the line
+        floor = max(optimization.stop_min_lr, optimization.min_lr if stops_at_min_lr else -1.0)
+        return now <= before and now <= floor
+
+    def is_check_due(self) -> bool:
+        """In the middle of an epoch: is this update one to validate or save after?"""
+        return self._is_due(self.config.saving.is_on, self.config.saving.interval_updates) or self._is_validation_due()
+
+    def _is_validation_due(self) -> bool:
+        return self._is_due(not self.config.validation.is_off, self.config.validation.interval_updates)
+
+    def _is_due(self, is_on: bool, every: int) -> bool:
+        return is_on and every > 0 and self.progress.updates % every == 0
+
+    def close_epoch(self, *, is_cut_short: bool) -> None:
+        progress = self.progress
+        epoch = progress.epoch
+        figures: dict[str, Any] = bits_per_token(progress.epoch_loss, progress.epoch_nll, progress.epoch_tokens)
+        lr = self.schedule(progress.updates - progress.schedule_start, epoch)
+        self.reporter.summary(epoch, {**figures, "lr": lr, "train_wall": round(self._seconds())}, progress.updates)
+        if not is_cut_short:
+            progress.begin_epoch(epoch + 1)
+        if self._last_check != (progress.updates, is_cut_short):
+            self.check(epoch, is_epoch_end=not is_cut_short)
+
+    def check(self, epoch: int, *, is_epoch_end: bool) -> None:
+        """Validate where it is due, and save."""
+        started = time.perf_counter()
+        self.watch.flush()
+        metrics: dict[str, float] = {}
+        validation = self.config.validation
+        is_due = not is_epoch_end or epoch % validation.interval == 0 or self._is_validation_due() or self.why_stop()
+        if is_due and not validation.is_off:
+            metrics = self._validate(epoch)
+            self.watch.validated(metrics)
+        self.watch.check_weights(self.updater.weights, self.updater.optimizer.state(), self.ranks)
+        is_best = not self.watch.doubt and self._is_best(metrics)
+        if metrics:
+            self.progress.stale_validations = 0 if is_best else self.progress.stale_validations + 1
+        self.progress.seconds = self._seconds()
+        self.progress.is_check_pending = False
+        names = self.keeper.names_due(epoch=epoch, updates=self.progress.updates, is_epoch_end=is_epoch_end, is_best=is_best)
+        self._save(metrics, names, epoch, is_end=bool(self.why_stop()))
+        self._last_check = (self.progress.updates, not is_epoch_end)
+        self.reporter.skip_time(time.perf_counter() - started)
+
+    def _save(self, metrics: dict[str, float], names: Sequence[str], epoch: int, *, is_end: bool) -> None:
+        if self.watch.doubt:
+            # The update before may have ruined the weights: what is on disk is better than what would replace it.
+            self.reporter.note(f"no checkpoint now: {self.watch.doubt}")
+            return
+        checkpoint = self.checkpoint(metrics)  # to which all ranks may contribute; one writes it
+        if self.ranks.is_first:
+            self.keeper.save(checkpoint, names, f" (epoch {epoch} @ {self.progress.updates} updates)",
+                             can_be_left_out=not is_end and list(names) == [LAST_NAME])
+
+    def is_wished_to_stop(self, wish: StopWish) -> bool:
+        """Whether any rank heard a signal: they hear it at different moments, and must stop after the same update."""
+        (wishes,) = self.ranks.sum(int(wish.signal is not None))
+        return wishes > 0
+
+    def stop_for(self, wish: StopWish, *, is_check_skipped: bool = False) -> None:
+        """Leave as a signal wished: with all that was done on disk. What was due now is done when the run goes on.
+
+        Not even a validation comes first: whoever takes a machine away waits for half a minute.
+        """
+        self.watch.flush()
+        self.reporter.end_epoch()
+        progress, saving = self.progress, self.config.saving
+        progress.seconds = self._seconds()
+        progress.is_check_pending = is_check_skipped
+        if saving.is_on:
+            self.watch.check_weights(self.updater.weights, self.updater.optimizer.state(), self.ranks)
+            self._save({}, [LAST_NAME], progress.epoch, is_end=True)
+        self.keeper.finish()
+        if not self.ranks.is_first:
+            return
+        number = wish.signal or signal.SIGTERM
+        saved = f"{self.keeper.folder / LAST_NAME} is saved, and the same command goes on from there"
+        if not saving.is_on or self.watch.doubt:
+            saved = f"nothing is saved ({'--no-save' if not saving.is_on else self.watch.doubt})"
+        raise StopSignal(f"stopped by {number.name} after update {progress.updates}: {saved}.", number)
+
+    def _validate(self, epoch: int) -> dict[str, float]:
+        validation = self.config.validation
+        first: dict[str, float] = {}
+        for split, feed in self._valid_feeds.items():
+            batches = partial(feed.batches, rank=self.ranks.rank, size=self.ranks.size)
+            with self.updater.weights.whole():
+                figures = validation_loss(self.model, batches(), self.config.optimization.criterion, ranks=self.ranks)
+                figures |= self.task.figures(self.model, batches(), validation, self.reporter.note, self.ranks.gather)
+            first = first or figures
+            best = self.progress.best
+            metric = figures[validation.best_metric]
+            if split == next(iter(self._valid_feeds)):
+                shown_best = metric if best is None else (max if self._is_maximized else min)(best, metric)
+                self.reporter.summary(epoch, {**figures, f"best_{validation.best_metric}": shown_best},
+                                      self.progress.updates, where=split)
+            else:
+                self.reporter.summary(epoch, figures, self.progress.updates, where=split)
+        return first
+
+    @property
+    def _is_maximized(self) -> bool:
+        return self.config.validation.best_metric in LARGER_IS_BETTER
+
+    def _is_best(self, metrics: dict[str, float]) -> bool:
+        if not metrics:
+            return False
+        value, best = metrics[self.config.validation.best_metric], self.progress.best
+        is_best = math.isfinite(value) and (best is None or (value > best if self._is_maximized else value < best))
+        if is_best:
+            self.progress.best = value
+        return is_best
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._sitting_started
+
+    # -- checkpoints
+
+    def _starting_point(self, config: TrainConfig) -> StartingPoint | None:
+        """The checkpoint whose weights the model begins with, cut to the layers to keep, if there is one."""
+        saving = config.saving
+        if isinstance(config.model.init, AdaptiveProfiling):
+            # A profile is of the weights that training begins with, whatever has been trained already.
+            return None
+        path = find_restore_file(saving)
+        is_resumed = path is not None
+        if not is_resumed and saving.restore_file != DEFAULT_RESTORE_FILE:
+            self.reporter.note(f"no checkpoint {saving.restore_file}: starting afresh")
+        if path is None and saving.finetune_from_model:
+            path = Path(saving.finetune_from_model)
+        if path is None:
+            return None
+        data = config.data
+        places = DictionaryPlaces.of(data.data, source_lang=data.source_lang, target_lang=data.target_lang)
+        path, whole = load_whole(path, lambda path: load_any(path, self.device, places=places, notice=self.reporter.note),
+                                 self.reporter.note, may_fall_back=is_resumed and saving.restore_file == DEFAULT_RESTORE_FILE)
+        checkpoint = prune_on_loading(whole, config.keep, path, say=self.reporter.note, warn=self.reporter.note)
+        if checkpoint is not whole and path.parent.resolve() == Path(saving.save_dir).resolve():
+            self.reporter.note(f"checkpoints of the pruned model take the place of the whole one's in {saving.save_dir}: to "
+                               "keep those, choose another --save-dir")
+        # A model of another task lends its weights; its updates and scores mean nothing here.
+        is_resumed = is_resumed and checkpoint.task == config.task
+        return StartingPoint(path, checkpoint, is_resumed)
+
+    def _fill_omegas_(self) -> None:
+        """Admin's, where the weights are new: those of a checkpoint come with theirs."""
+        if isinstance(self.config.model.init, ProfiledInit) and self.ranks.is_first:
+            fill_omegas_(self.model, self.config.model.init, self._first_batches, self.keeper.folder, self.config.seed,
+                         self.reporter.note)
+
+    def _weights(self) -> FlatWeights:
+        options = self.config.ranks
+        if self.ranks.size == 1:
+            if options.is_sharded:
+                self.reporter.note("--fsdp has no effect on one rank: it holds all weights")
+            return FlatWeights(self.model, self.dtype, accumulates=max(self.config.optimization.update_freq) > 1)
+        if options.is_sharded:
+            from lamina.distributed.sharded import ShardedWeights  # here, since it takes a second to import
+
+            return ShardedWeights(self.model, self.dtype, self.ranks)
+        return ReplicatedWeights(self.model, self.dtype, self.ranks, options.bucket_cap_mb * 2**20 // 4)
+
+    def _check_same_start(self) -> None:
+        """Ranks that went on from different checkpoints would train different models."""
+        progress = self.progress
+        starts = self.ranks.gather([[progress.updates, progress.epoch, progress.batches_done]])
+        if starts.count(starts[0]) < len(starts):
+            other = next(rank for rank, start in enumerate(starts) if start != starts[0])
+            raise CheckpointError(f"rank 0 goes on from update {starts[0][0]}, but rank {other} from update "
+                                  f"{starts[other][0]}: they found different files. --save-dir must be one folder that all "
+                                  "machines see.")
+
+    def _first_batches(self, number: int) -> list[AnyBatch]:
+        """In padded rows, whatever training makes of them: a profile does not depend on how the GPU likes its batches."""
+        feed = self._feed(self.task.train_corpus(1), self.config.batches, is_shuffled=True)
+        with closing(feed.batches(1)) as batches:
+            return list(islice(batches, number))
+
+    def checkpoint(self, metrics: dict[str, float]) -> Checkpoint:
+        training: dict[str, Any] = {"run": self.keeper.run, "progress": self.progress.state(),
+                                    "scale": self.updater.scale.state()}
+        if self.config.saving.has_optimizer_state:
+            training["optimizer"] = optimizer_state(self.updater)
+            training["optimizer_kind"] = flatten(self.config.optimization)["optimizer"]
+        return Checkpoint(
+            config=flatten(self.config),
+            languages=tuple(self.task.languages),
+            dictionaries=tuple(vocabulary.to_text() for vocabulary in self.task.vocabularies),
+            subwords=tuple(map(subword_to_dict, self.task.subwords)),
+            weights=self.updater.weights.named(self.updater.weights.master),
+            training=training,
+            metrics=metrics,
+            origin=origin(),
+        )
+
+
+def _advice(model: ModelConfig) -> list[str]:
+    """What we have seen go wrong with a configuration that is otherwise allowed."""
+    surface = model.surface
+    if isinstance(surface, SurfaceConfig) and isinstance(surface.mode, HardFusion) and not surface.mode.gate:
+        return ["the gate of surface fusion is learned (--sf-gate 0): it may close for good early in training, and then "
+                "neither stack learns any more; --sf-gate 0.8 is the published setting"]
+    return []
+
+
+def _compute_type(config: TrainConfig, device: torch.device) -> tuple[torch.dtype, list[str]]:
+    precision = config.precision
+    if precision.fp16 and device.type == "cpu":
+        return torch.float32, ["--fp16 has no effect without a GPU: computing in float32"]
+    if precision.fp16:
+        return torch.float16, []
+    if device.type == "cpu":
+        return torch.bfloat16 if precision.bf16 else torch.float32, []
+    # Not emulated: that would be slower than float32.
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision.bf16 and not has_bf16:
+        return torch.float32, ["--bf16 is not supported by this GPU: computing in float32; --fp16 would be faster"]
+    return torch.bfloat16 if has_bf16 and not precision.fp32 else torch.float32, []

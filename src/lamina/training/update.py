@@ -1,0 +1,209 @@
+"""One update: forward and backward over a few batches, then one step of the optimizer. Asks the GPU no question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lamina.config.train_options import OptimizationConfig, PrecisionConfig
+from lamina.data.batching import AnyBatch
+from lamina.nn.stack import ALL_LAYERS, ActiveLayers
+from lamina.cuda_graphs.recorder import Captured
+from lamina.cuda_graphs.train_pass import CapturedPasses
+from lamina.cuda_graphs.compiling import compiled
+from lamina.training.layer_drop import run_in_any
+from lamina.training.loss import batch_loss
+from lamina.training.memory_limit import MemoryLimit
+from lamina.training.optimizers import build_optimizer
+from lamina.distributed.ranks import ALONE, Ranks
+from lamina.training.loss_scale import LossScale
+from lamina.distributed.weights import FlatWeights
+
+# As in the references: keeps the division finite when there is no gradient at all.
+CLIP_EPSILON = 1e-6
+# Between the seeds of an update's batches: far enough that those of other updates are not met. In the lower 32 bits, since
+# torch's generator for the CPU reads no others.
+SEED_STRIDE = 0x9E3779B1
+
+
+class UpdateResult(NamedTuple):
+    """What an update did on all ranks, perhaps still under way: whoever reads it waits for it."""
+
+    numbers: Tensor  # (5,): loss sum, nll sum, gradient norm, loss scale, 1 if the step was taken
+    grad_norms: Tensor  # (P,), one a parameter
+    num_tokens: int
+    num_sentences: int
+    arrival: torch.cuda.Event | None = None  # of the tensors on the host
+
+    def wait(self) -> None:
+        """Before the tensors are read. Later work on the device is not waited for."""
+        if self.arrival is not None:
+            self.arrival.synchronize()
+
+
+class Updater:
+    """Model, weights, loss scale and optimizer, moved together by `update`."""
+
+    def __init__(self, model: Any, optimization: OptimizationConfig, precision: PrecisionConfig,
+                 dtype: torch.dtype = torch.float32, ranks: Ranks = ALONE, weights: FlatWeights | None = None,
+                 note: Callable[[str], None] = lambda _: None, skip_time: Callable[[float], None] = lambda _: None) -> None:
+        """`skip_time` is told of seconds that are not training: an update's speed does not count them."""
+        self.model = model
+        self.optimization = optimization
+        self.ranks = ranks
+        self.weights = weights or FlatWeights(model, dtype)
+        self.memory = MemoryLimit(note)
+        self.optimizer = build_optimizer(optimization.optimizer, self.weights.master)
+        device = self.weights.master.device
+        self.scale = LossScale(precision, device, is_on=dtype == torch.float16,
+                               default_window=2**14 // (optimization.update_freq[0] * ranks.size))
+        self.sums = torch.zeros(2, device=device)  # of loss and nll, over the batches of an update
+        self.lr, self.share = (torch.zeros((), device=device, dtype=torch.float64) for _ in range(2))
+        self._captured: CapturedPasses | None = None
+        self._recorded_step: Captured[Tensor] | None = None
+        self._has_stepped = False
+        if device.type == "cuda" and precision.cuda_graphs:
+            reason = _why_not_recorded(self.weights, dtype, precision)
+            if reason:
+                note(f"updates are not recorded (--cuda-graphs): {reason}")
+            else:
+                self._captured = CapturedPasses(self.model, self.weights, self._backward, note, skip_time,
+                                                is_compiled=precision.compiles)
+        # Not made in vain: the compiler takes seconds to import.
+        self._compiled_move_ = compiled(self._move_) if self._captured is not None and precision.compiles else self._move_
+
+    def update(self, batches: Sequence[AnyBatch], lr: float, seed: int, draws: Sequence[ActiveLayers] = (ALL_LAYERS,),
+               total: int | None = None) -> UpdateResult:
+        """The gradient is that of the summed loss over the number of tokens, however the batches are cut and dealt out.
+
+        `draws` are the layers that all batches run, or those of each of the `total`; layers that none runs have a zero
+        gradient and are stepped like the rest. `batches` are this rank's of `total` on all ranks; the first of all is the
+        first rank's, the next the second's.
+        """
+        assert self.weights.accumulates or not self.weights.is_half or len(batches) <= 1, "gradients of one batch at most"
+        if not self.model.training:
+            self.model.train()  # not each time: a deep model has a thousand parts to tell
+        own = self._add_up_gradients(batches, seed, draws, total)
+        self.weights.sum_grad_(run_in_any(draws))
+        num_tokens, num_sentences = self.ranks.sum(sum(batch.num_target_tokens for batch in own),
+                                                   sum(batch.num_sentences for batch in own))
+        self.ranks.sum_(self.sums)
+        # A masked batch of very short sentences may have nothing to guess.
+        self.share.fill_(1.0 / max(num_sentences if self.optimization.sentence_avg else num_tokens, 1))
+        self.lr.fill_(lr)
+        return self._result(self._take_step(), num_tokens, num_sentences)
+
+    def _result(self, numbers: Tensor, num_tokens: int, num_sentences: int) -> UpdateResult:
+        arrival = None
+        if self._captured is not None:
+            # The next update writes to the same memory, and the host should not have to wait for it to read this one.
+            on_host = torch.empty(numbers.shape, pin_memory=True)
+            numbers = on_host.copy_(numbers, non_blocking=True)
+            arrival = torch.cuda.Event()
+            arrival.record()
+        return UpdateResult(numbers[:5], numbers[5:], num_tokens, num_sentences, arrival)
+
+    def _take_step(self) -> Tensor:
+        """Recorded at the second time: the first has set up all that it calls."""
+        if self._captured is None or self._captured.is_off:
+            return self._step()
+        if self._recorded_step is None and self._has_stepped:
+            self._recorded_step = self._captured.recorder(self._step, is_warm=True)
+        if self._recorded_step is not None:
+            return self._recorded_step.replay()
+        self._has_stepped = True
+        return self._step()
+
+    def _step(self) -> Tensor:
+        """One step of the optimizer along the gradient there is: what UpdateResult tells of it, end to end. (5 + P,)"""
+        scale_used = self.scale.value.clone()
+        norms = self.weights.grad_norms() * (self.share / scale_used).float()
+        norm = norms.norm()
+        ok = norm.isfinite()
+        is_compiled = self._captured is not None and self._captured.is_compiled
+        move_ = self._compiled_move_ if is_compiled else self._move_
+        move_((self._clip_factor(norm) * self.share / scale_used).float(), ok)
+        self.scale.update_(ok)
+        return torch.cat([self.sums, torch.stack([norm, scale_used, ok.float()]), norms])
+
+    def _move_(self, factor: Tensor, ok: Tensor) -> None:
+        grad = self.weights.grad
+        grad = grad.mul_(factor) if grad.dtype == torch.float32 else grad.float().mul_(factor)
+        self.optimizer.step_(grad, self.lr, self._unless_known(ok))
+        self.weights.publish_()
+
+    def _add_up_gradients(self, batches: Sequence[AnyBatch], seed: int, draws: Sequence[ActiveLayers],
+                          total: int | None) -> list[AnyBatch]:
+        """Of all batches, in smaller pieces where memory runs out: the pieces that count."""
+        self._begin()
+        while True:
+            try:
+                return self._pass_over([self.memory.cut(batch) for batch in batches], seed, draws, total)
+            except torch.OutOfMemoryError as error:
+                if not (self.weights.can_begin_again and self.memory.can_cut_smaller()):
+                    raise
+                # Otherwise it would keep alive all that the pass has allocated.
+                error.__traceback__ = None
+            self.memory.free()
+            self.weights.forget_grad_()
+            self._begin()
+
+    def _begin(self) -> None:
+        self.weights.zero_grad_()
+        self.sums.zero_()
+
+    def _pass_over(self, batches: Sequence[Sequence[AnyBatch]], seed: int, draws: Sequence[ActiveLayers],
+                   total: int | None) -> list[AnyBatch]:
+        own = []
+        for number, pieces in enumerate(batches):
+            place = self.ranks.rank + number * self.ranks.size
+            is_filler = total is not None and place >= total
+            active = draws[place % len(draws)]
+            for piece in pieces:
+                if number == len(batches) - 1 and piece is pieces[-1]:
+                    self.weights.expect_last_(run_in_any(draws))
+                self.memory.trying = piece
+                # Seeded by the number of the update and the batch's place in it: a resumed run draws the same dropout as
+                # one that never stopped, and several ranks the same as one.
+                self._run_pass(piece, seed + place * SEED_STRIDE, active, is_filler=is_filler, is_first=piece is pieces[0])
+                if not is_filler:
+                    own.append(piece)
+        return own
+
+    def _run_pass(self, batch: AnyBatch, seed: int, active: ActiveLayers, *, is_filler: bool, is_first: bool) -> None:
+        replay = None if self._captured is None else self._captured.find(batch, active, self.sums)
+        if is_first:
+            torch.manual_seed(seed)
+        if replay is not None:
+            replay()
+        else:
+            self._backward(batch, active, is_filler=is_filler)
+            self.weights.collect_grad_()
+
+    def _backward(self, batch: AnyBatch, active: ActiveLayers = ALL_LAYERS, *, is_filler: bool = False, is_compiled: bool = False) -> None:
+        sums = batch_loss(self.model, batch, self.optimization.criterion, active, is_compiled=is_compiled)
+        (sums.loss * (0.0 if is_filler else self.scale.value)).backward()
+        if not is_filler:
+            self.sums += torch.stack([sums.loss.detach(), sums.nll])
+
+    def _unless_known(self, ok: Tensor) -> Tensor | None:
+        """None where the host can see for free that all is well, which spares the optimizer its masks."""
+        return None if ok.device.type == "cpu" and bool(ok) else ok
+
+    def _clip_factor(self, norm: Tensor) -> Tensor:
+        if not self.optimization.clip_norm:
+            return torch.ones_like(norm)
+        return (self.optimization.clip_norm / (norm + CLIP_EPSILON)).clamp(max=1.0)
+
+
+def _why_not_recorded(weights: FlatWeights, dtype: torch.dtype, precision: PrecisionConfig) -> str | None:
+    if dtype == torch.float32:
+        return "that needs half precision"
+    if type(weights) is not FlatWeights:
+        return "several ranks send gradients in the middle of a pass"
+    if precision.checkpoint_activations:
+        return "--checkpoint-activations draws its dropout again, which a recording cannot"
+    return None

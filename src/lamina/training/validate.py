@@ -1,0 +1,45 @@
+"""How good is the model now: loss and perplexity; tasks have figures of their own besides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from lamina.config.train_options import Criterion
+from lamina.data.batching import AnyBatch
+from lamina.nn.attention import kernels_for_any_length
+from lamina.nn.stack import ALL_LAYERS, ActiveLayers
+from lamina.training.loss import batch_loss
+from lamina.distributed.ranks import ALONE, Ranks
+
+
+@torch.no_grad()
+def validation_loss(model: Any, batches: Iterable[AnyBatch], criterion: Criterion, active: ActiveLayers = ALL_LAYERS,
+                    ranks: Ranks = ALONE) -> dict[str, float]:
+    """Per token, in bits, as the references print it; `batches` are this rank's, the figures those of all."""
+    model.eval()
+    loss = nll = torch.zeros((), dtype=torch.float64)
+    num_tokens = 0
+    for batch in batches:
+        with kernels_for_any_length():
+            sums = batch_loss(model, batch, criterion, active)
+        loss, nll = loss.to(sums.loss.device) + sums.loss, nll.to(sums.nll.device) + sums.nll
+        num_tokens += batch.num_target_tokens
+    loss_sum, nll_sum = ranks.sum_(torch.stack([loss, nll]).cpu()).tolist()
+    (num_tokens,) = ranks.sum(num_tokens)
+    return bits_per_token(loss_sum, nll_sum, max(num_tokens, 1))
+
+
+def bits_per_token(loss_sum: float, nll_sum: float, num_tokens: int) -> dict[str, float]:
+    """NaN where there is nothing to divide by: an epoch of skipped updates has no loss, not one of 0."""
+    loss, nll = (value / num_tokens / math.log(2) if num_tokens else math.nan for value in (loss_sum, nll_sum))
+    return {"loss": loss, "nll_loss": nll, "ppl": perplexity(nll)}
+
+
+def perplexity(bits: float) -> float:
+    if math.isnan(bits):
+        return bits
+    return 2.0**bits if bits < 1000 else math.inf
