@@ -37,9 +37,9 @@ from table import machine, show
 
 from lamina.api import DTYPES
 from lamina.checkpoint.format import Checkpoint, load_checkpoint
-from lamina.config.search_options import SearchConfig
 from lamina.config.model import ModelConfig
 from lamina.config.presets import PRESETS
+from lamina.config.search_options import SearchConfig
 from lamina.config.train_options import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
 from lamina.data.batching import Batch, length_batches, pad_rows
 from lamina.data.corpus import find_languages, load_dictionaries, open_corpus

@@ -20,10 +20,10 @@ from steps import as_training_takes_it, made_up_batch, seconds_each
 from table import machine, show
 
 from lamina.api import DTYPES
-from lamina.config.search_options import SearchConfig
 from lamina.config.fusion import AttendedFusion, HardFusion, HeadConfig, MemoryConfig, NoSurface, PostnormFusion, SoftFusion
 from lamina.config.model import ModelConfig
 from lamina.config.presets import PRESETS
+from lamina.config.search_options import SearchConfig
 from lamina.config.train_options import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
 from lamina.decode.search import Search
 from lamina.models.build import build_model

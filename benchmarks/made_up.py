@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from lamina.checkpoint.format import Checkpoint
-from lamina.fields import flatten
 from lamina.config.presets import PRESETS
 from lamina.data.binary import BinaryWriter
+from lamina.fields import flatten
 from lamina.models.build import build_model
 from lamina.text.subword import Whitespace, subword_to_dict
 from lamina.text.vocabulary import EOS, FIRST_WORD_ID, Vocabulary

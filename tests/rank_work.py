@@ -31,15 +31,15 @@ from lamina.config.train_options import (
 )
 from lamina.data.labelled_sentences import SentenceBatch
 from lamina.distributed.launch import joined
-from lamina.training.layer_drop import LayerDrop
-from lamina.training.loop import update_seed
-from lamina.training.loss import batch_loss
-from lamina.training.admin_profile import fill_omegas_
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.replicated import ReplicatedWeights
 from lamina.distributed.sharded import ShardedWeights
-from lamina.training.update import Updater
 from lamina.distributed.weights import FlatWeights
+from lamina.training.admin_profile import fill_omegas_
+from lamina.training.layer_drop import LayerDrop
+from lamina.training.loop import update_seed
+from lamina.training.loss import batch_loss
+from lamina.training.update import Updater
 from tiny import FUSIONS, batch_of, tiny_config, tiny_masked_model, tiny_model
 
 # Batches of an update on all ranks: enough for several each, an uneven number, and less than there are ranks.

@@ -5,11 +5,11 @@ import shlex
 import shutil
 
 import pytest
+from compatibility import STACKS, STEPS, cells, refusal
 
 import lamina
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
-from compatibility import STACKS, STEPS, cells, refusal
 from tiny import make_data, write_text
 
 SMALL = "--{stack}-layers 2 --{stack}-embed-dim 16 --{stack}-ffn-embed-dim 32 --{stack}-attention-heads 2"

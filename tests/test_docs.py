@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from write_docs import config_class, migration_row, pages, results_page, write_pages
 
 from lamina import __version__
 from lamina.cli import COMMANDS, find_command, main
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, retired_for
-from lamina.fields import unique_leaves
 from lamina.config.parser import parse, resolve
 from lamina.config.train_options import TrainConfig
-from write_docs import config_class, migration_row, pages, results_page, write_pages
+from lamina.fields import unique_leaves
 from lamina.recipes.recipe_file import all_names, find_recipe
 from lamina.recipes.results import read_rows
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from lamina.fields import build, check, coerce, flag, flatten, leaves, part, unique_leaves, variant, with_positive_names
 from lamina.config.train_options import TrainConfig
 from lamina.errors import ConfigError
+from lamina.fields import build, check, coerce, flag, flatten, leaves, part, unique_leaves, variant, with_positive_names
 
 
 @dataclass(frozen=True, kw_only=True)

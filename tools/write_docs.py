@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import compatibility
+
 from lamina.cli import COMMANDS, load
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, Retired, retired_for
-from lamina.fields import Leaf, default_text, flatten, leaves, unique_leaves
 from lamina.config.presets import PRESETS, TASK_PRESETS
+from lamina.fields import Leaf, default_text, flatten, leaves, unique_leaves
 from lamina.recipes.results import fill_page, read_rows
 
 NOTE = "<!-- Written by `make docs` from the configuration classes: change those, or tools/write_docs.py. -->"

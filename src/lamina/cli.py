@@ -83,8 +83,8 @@ def overview(group: str = "") -> str:
 
 def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
     """The command that the first word names, or the first two (`analyze fusion`), and the words after it."""
-    from lamina.fields import suggestion
     from lamina.errors import ConfigError
+    from lamina.fields import suggestion
 
     first, *rest = (words[0].replace("_", "-"), *words[1:])
     if first in COMMANDS:

@@ -9,8 +9,8 @@ import torch
 import lamina.checkpoint.averaging as average
 from lamina.checkpoint.averaging import BY_EPOCH, BY_UPDATE, average_checkpoints, find_checkpoints, newest_checkpoints
 from lamina.checkpoint.format import Checkpoint, load_checkpoint, save_checkpoint
-from lamina.fields import flatten
 from lamina.errors import CheckpointError
+from lamina.fields import flatten
 from lamina.text.subword import Whitespace, subword_to_dict
 from lamina.text.vocabulary import Vocabulary
 from tiny import VOCABULARY_SIZE, tiny_config, tiny_model

@@ -7,16 +7,16 @@ import torch
 
 from lamina.checkpoint.folding import MIN_OMEGA, fold
 from lamina.checkpoint.format import load_weights_
-from lamina.pruning.cut import Keep, prune
-from lamina.config.search_options import SearchConfig
 from lamina.config.fusion import AttendedFusion, HardFusion, MaxFusion, MeanFusion, MemoryConfig, SoftFusion
 from lamina.config.init import Admin, AdminClosedForm, DeepNet, DefaultInit, ReZeroInit, ReZeroPostNorm
 from lamina.config.model import LanguageModelConfig
+from lamina.config.search_options import SearchConfig
 from lamina.decode.search import Search
 from lamina.errors import CheckpointError
 from lamina.models.build import build_decoder_only, build_masked_model, build_model
 from lamina.nn.residual import DeepNorm, OmegaAdd, ReZero
 from lamina.nn.stack import ActiveLayers
+from lamina.pruning.cut import Keep, prune
 from tiny import VOCABULARY_SIZE, pad, tiny_config, tiny_model, tiny_pair
 
 KINDS = {"admin": Admin(), "closed form": AdminClosedForm(), "deepnet": DeepNet(), "rezero_postln": ReZeroPostNorm()}

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from lamina.checkpoint.format import SEAL_SIZE, Checkpoint, load_checkpoint, load_weights_, save_checkpoint
-from lamina.fields import flatten
 from lamina.errors import CheckpointError, DamageError
+from lamina.fields import flatten
 from lamina.models.build import build_model
 from lamina.text.subword import Whitespace, subword_to_dict
 from lamina.text.vocabulary import Vocabulary

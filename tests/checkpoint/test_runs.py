@@ -111,6 +111,7 @@ def test_an_average_is_of_one_run(tmp_path):
 
 def test_mixing_runs_by_name_is_told(tmp_path):
     from checkpoint.test_average import new_checkpoint, save_all
+
     from lamina.checkpoint.averaging import average_checkpoints
 
     one, other = (replace(new_checkpoint(), training={"run": run}) for run in (ONE, OTHER))

@@ -320,8 +320,8 @@ def test_an_impossible_constraint_is_left_out(trained, capsys, monkeypatch):
 @pytest.mark.parametrize(("dictionary", "expected"), [("", "X boat"), ("boat BARCA\nx y\n", "X BARCA")])
 def test_unknown_words_are_replaced(tmp_path, dictionary, expected):
     from lamina.config.generate_options import OutputConfig
-    from lamina.decode.output_lines import Describer
     from lamina.decode.backtrace import Hypothesis
+    from lamina.decode.output_lines import Describer
     from lamina.text.subword import Whitespace
     from lamina.text.vocabulary import Vocabulary
 

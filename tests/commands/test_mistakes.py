@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from lamina.cli import COMMANDS, load, main
-from lamina.fields import coerce, unique_leaves
 from lamina.errors import ConfigError
+from lamina.fields import coerce, unique_leaves
 from tiny import TINY_FLAGS, make_data, write_text
 
 

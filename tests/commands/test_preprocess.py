@@ -13,13 +13,13 @@ import pytest
 from lamina import console
 from lamina.cli import main
 from lamina.config.preprocess_options import PreprocessConfig
-from lamina.fields import build
 from lamina.data import data_folder
-from lamina.preprocess import encoding, line_blocks, pipeline, workers
 from lamina.data.binary import BinaryReader, BinaryWriter
 from lamina.data.data_folder import UNFINISHED_NAME, read_manifest
-from lamina.preprocess.pipeline import make_data_folder
 from lamina.errors import ConfigError, DataError
+from lamina.fields import build
+from lamina.preprocess import encoding, line_blocks, pipeline, workers
+from lamina.preprocess.pipeline import make_data_folder
 from lamina.text.subword import Whitespace, load_subwords
 from lamina.text.vocabulary import Vocabulary
 

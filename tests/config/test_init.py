@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from lamina.cli import main
-from lamina.fields import build, flatten
 from lamina.config.init import INIT_TYPES, DeepNet
 from lamina.config.model import ModelConfig
 from lamina.errors import ConfigError
+from lamina.fields import build, flatten
 
 
 @pytest.mark.parametrize("kind", INIT_TYPES)

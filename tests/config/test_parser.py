@@ -10,11 +10,11 @@ import yaml
 from lamina.cli import COMMANDS, load, main
 from lamina.config import presets
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, RETIRED, retired_for
-from lamina.fields import flatten
 from lamina.config.parser import make_parser, parse, resolve, spelled_out
 from lamina.config.presets import PRESETS
 from lamina.config.train_options import TrainConfig
 from lamina.errors import ConfigError
+from lamina.fields import flatten
 
 
 def train_config(*words):

@@ -4,8 +4,8 @@ import pytest
 
 from lamina.api.outputs import search_config
 from lamina.config.search_options import SearchConfig
-from lamina.fields import flatten
 from lamina.errors import ConfigError
+from lamina.fields import flatten
 
 
 def test_defaults_are_fairseqs():

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from lamina.data.batching import Batch, TokenBatch
-from lamina.data.masked_blocks import MaskedBatch
 from lamina.data.labelled_sentences import SentenceBatch
+from lamina.data.masked_blocks import MaskedBatch
 from lamina.text.vocabulary import PAD
 
 TOKENS = torch.tensor([[5, 6, 2], [7, 2, PAD], [8, 9, 2], [4, 2, PAD]])

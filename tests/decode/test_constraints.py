@@ -11,8 +11,8 @@ import torch
 import lamina
 from lamina.cli import main
 from lamina.config.search_options import SearchConfig
-from lamina.decode.search import Search
 from lamina.decode.constraints import Constraints, Phrases
+from lamina.decode.search import Search
 from lamina.errors import ConfigError, DataError
 from lamina.models.build import build_model
 from tiny import TINY_FLAGS, make_data, pad, tiny_config

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from lamina.config.search_options import SearchConfig
-from lamina.decode import scheduler
-from lamina.decode.search import Search
-from lamina.decode.scheduler import power_of_two
 from lamina.cuda_graphs.decode_graphs import Graphs
+from lamina.decode import scheduler
 from lamina.decode.batched_search import search_rows, sessions
+from lamina.decode.scheduler import power_of_two
+from lamina.decode.search import Search
 from lamina.text.vocabulary import EOS, PAD
 from tiny import FUSIONS, VOCABULARY_SIZE, tiny_language_model, tiny_model
 

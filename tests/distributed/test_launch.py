@@ -4,8 +4,8 @@ import pytest
 
 from lamina.cli import main
 from lamina.config.ranks_options import RanksConfig
-from lamina.errors import ConfigError
 from lamina.distributed.launch import Place, find_place, first_host, num_to_start, own_gpu
+from lamina.errors import ConfigError
 
 TORCHRUN = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "node01", "MASTER_PORT": "29500"}
 SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_JOB_ID": "20007",

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from lamina.nn.stack import ActiveLayers
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.replicated import buckets, is_skipped
+from lamina.nn.stack import ActiveLayers
 from rank_work import CASES, PAIRS, WITHOUT_DROPOUT, read, reference, run_on
 
 

@@ -25,7 +25,6 @@ from fairseq_files import fixture_content
 from golden_files import GOLDEN
 from lamina.checkpoint.format import Checkpoint, save_checkpoint
 from lamina.cli import main
-from lamina.fields import coerce, flatten
 from lamina.config.generate_options import ModelFiles
 from lamina.config.init import Adaptive
 from lamina.config.parser import parse, resolve
@@ -33,10 +32,11 @@ from lamina.config.train_options import TrainConfig
 from lamina.data.binary import BinaryReader
 from lamina.data.data_folder import read_manifest
 from lamina.errors import LaminaError
+from lamina.fields import coerce, flatten
 from lamina.init.pretrained import fill_table_
-from lamina.interop.fairseq_file import DictionaryPlaces
-from lamina.interop.exported_folder import write_folder
 from lamina.interop.any_format import load_any
+from lamina.interop.exported_folder import write_folder
+from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.models.build import build_model
 from lamina.recipes.dataset import read_dataset
 from lamina.recipes.plan import Places, plan_data

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lamina.config.search_options import SearchConfig
 from lamina.config.init import Admin, DeepNet, ReZeroPostNorm
+from lamina.config.search_options import SearchConfig
 from lamina.config.train_options import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
 from lamina.data.batching import Batch
 from lamina.decode.search import Search

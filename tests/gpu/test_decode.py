@@ -10,10 +10,10 @@ import torch
 import lamina
 from lamina.cli import main
 from lamina.config.search_options import SearchConfig
-from lamina.decode import scheduler
-from lamina.decode.search import Search
 from lamina.cuda_graphs.decode_graphs import Graphs
+from lamina.decode import scheduler
 from lamina.decode.batched_search import search_rows
+from lamina.decode.search import Search
 from lamina.nn.stack import ActiveLayers
 from lamina.text.vocabulary import EOS
 from tiny import FUSIONS, TINY_FLAGS, VOCABULARY_SIZE, make_data, pad, tiny_language_model, tiny_model, tiny_pair

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from lamina.checkpoint.format import load_checkpoint
-from lamina.pruning.cut import Keep, prune
 from lamina.cli import main
 from lamina.models.build import build_model
 from lamina.nn.stack import ActiveLayers
+from lamina.pruning.cut import Keep, prune
 from tiny import FUSIONS, TINY_FLAGS, VOCABULARY_SIZE, make_data, tiny_config, tiny_model, tiny_pair
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

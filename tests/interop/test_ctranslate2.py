@@ -7,13 +7,13 @@ import torch
 
 from lamina.api import Translator
 from lamina.checkpoint.format import Checkpoint, load_checkpoint, save_checkpoint
-from lamina.pruning.cut import Keep, prune_checkpoint
 from lamina.cli import main
-from lamina.fields import flatten
 from lamina.config.init import Admin, DeepNet, ReZeroInit, ReZeroPostNorm
 from lamina.config.model import DropoutConfig, EmbeddingConfig, LanguageModelConfig, ModelConfig, StackConfig
 from lamina.errors import CheckpointError
+from lamina.fields import flatten
 from lamina.interop.ctranslate2 import ACTIVATIONS, check_representable, write_ctranslate2
+from lamina.pruning.cut import Keep, prune_checkpoint
 from lamina.text.subword import Whitespace, subword_to_dict
 from tiny import FUSIONS, VOCABULARY_SIZE, make_data, tiny_config, tiny_language_model, tiny_model
 

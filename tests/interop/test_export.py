@@ -9,12 +9,12 @@ import lamina
 from fairseq_files import write_fixture_file
 from golden_files import read_json, read_tensors
 from lamina.checkpoint.format import load_checkpoint, save_checkpoint
-from lamina.pruning.cut import Keep, prune_checkpoint
 from lamina.cli import main
 from lamina.errors import CheckpointError, DamageError
-from lamina.interop.exported_folder import file_keys
 from lamina.interop.any_format import load_any
+from lamina.interop.exported_folder import file_keys
 from lamina.interop.to_fairseq import fairseq_content, state_dict
+from lamina.pruning.cut import Keep, prune_checkpoint
 
 PLAIN = ["transformer_postln", "transformer_preln", "transformer_learned_pos", "transformer_layernorm_embedding",
          "transformer_separate_vocabs", "transformer_shared_all_embeddings", "transformer_lm", "prune_lm"]

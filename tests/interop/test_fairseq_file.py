@@ -13,9 +13,9 @@ from fairseq_files import fixture_content, words, write_dictionaries, write_fixt
 from golden_files import GOLDEN, read_json, read_model
 from lamina.checkpoint.format import save_checkpoint
 from lamina.errors import CheckpointError
+from lamina.interop.any_format import load_any, load_foreign
 from lamina.interop.fairseq import places
 from lamina.interop.fairseq_file import DictionaryPlaces, flat_args
-from lamina.interop.any_format import load_any, load_foreign
 
 MODELS = sorted(path.parent.name for path in GOLDEN.glob("*/weights.safetensors") if "args" in read_json(path.parent.name)
                 and path.parent.name not in ("admin_profiling", "prune_enc_dec", "prune_lm", "fairseq_main_lm_layerdrop",

@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from lamina.checkpoint.format import load_weights_
-from lamina.pruning.cut import Keep, prune
-from lamina.config.search_options import SearchConfig
 from lamina.config.model import LanguageModelConfig
-from lamina.decode.search import Search
-from lamina.decode.requests import Sentences
+from lamina.config.search_options import SearchConfig
 from lamina.decode.beam_step import BeamStep
+from lamina.decode.requests import Sentences
+from lamina.decode.search import Search
 from lamina.errors import ConfigError
 from lamina.models.build import build_decoder_only
 from lamina.nn.stack import ActiveLayers
+from lamina.pruning.cut import Keep, prune
 from lamina.text.vocabulary import EOS
 from tiny import VOCABULARY_SIZE, pad, tiny_language_model, tiny_lm_config, tiny_pair
 

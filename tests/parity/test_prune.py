@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from golden_files import read_json, read_model, read_tensors
-from lamina.pruning.cut import Keep, prune
 from lamina.config.presets import PRESETS, TASK_PRESETS
 from lamina.interop.fairseq import model_from_fairseq
 from lamina.models.build import BUILDERS
+from lamina.pruning.cut import Keep, prune
 
 
 def pruned_model(fixture, encoder, decoder, weights=None):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lamina.fields import build, leaves
 from lamina.config.optim import SCHEDULES
+from lamina.fields import build, leaves
 from lamina.training.schedules import build_schedule
 
 TABLES = json.loads((Path(__file__).parents[1] / "golden" / "lr_schedules" / "tables.json").read_text())

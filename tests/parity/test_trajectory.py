@@ -11,11 +11,11 @@ from lamina.config.train_options import LabelSmoothedCrossEntropy, OptimizationC
 from lamina.data.batching import Batch
 from lamina.data.feed import Share
 from lamina.interop.fairseq import _DEAD, _PERHAPS_DEAD, places
+from lamina.training.divergence import DivergenceWatch
 from lamina.training.loop import run_updates
 from lamina.training.progress import Progress
 from lamina.training.schedules import build_schedule
 from lamina.training.update import Updater
-from lamina.training.divergence import DivergenceWatch
 
 
 class Recorder(DivergenceWatch):

@@ -7,12 +7,12 @@ import torch
 from lamina.config.search_options import SearchConfig
 from lamina.data.batching import length_batches
 from lamina.decode.alignment import alignment_of, cross_attention
-from lamina.decode.search import Search
-from lamina.decode.candidates import first_scores, most_likely, most_likely_by_group
 from lamina.decode.batched_search import search_rows
-from lamina.decode.step_rules import Due, Rules, forbid_repetition_, length_limits
+from lamina.decode.candidates import first_scores, most_likely, most_likely_by_group
 from lamina.decode.sampling import draw, uniforms_for
 from lamina.decode.scoring import pad_targets, token_log_probs
+from lamina.decode.search import Search
+from lamina.decode.step_rules import Due, Rules, forbid_repetition_, length_limits
 from lamina.nn.cache import KeyValues, StepState, select_rows
 from lamina.nn.stack import ALL_LAYERS
 from tiny import pad, tiny_model, tiny_pair

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lamina.config.search_options import SearchConfig
 from lamina.config.init import Admin, AdminClosedForm, DeepNet, ReZeroInit, ReZeroPostNorm
+from lamina.config.search_options import SearchConfig
 from lamina.decode.search import Search
 from lamina.nn.heads import normalise
 from tiny import FUSIONS, pad, tiny_model, tiny_pair

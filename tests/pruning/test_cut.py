@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from lamina.checkpoint.format import Checkpoint, load_weights_
-from lamina.pruning.cut import PRUNING_LINE, Keep, prune, prune_checkpoint, prune_on_loading, structure_of
-from lamina.fields import flatten
 from lamina.config.fusion import AttendedFusion, HardFusion, MemoryConfig
 from lamina.config.init import Admin, DeepNet, DefaultInit, ReZeroInit, ReZeroPostNorm
 from lamina.config.keep import KeepConfig
 from lamina.errors import ConfigError
+from lamina.fields import flatten
 from lamina.models.build import build_model
 from lamina.nn.stack import ActiveLayers
+from lamina.pruning.cut import PRUNING_LINE, Keep, prune, prune_checkpoint, prune_on_loading, structure_of
 from tiny import FUSIONS, VOCABULARY_SIZE, tiny_config, tiny_model, tiny_pair
 
 DEPTH = 3

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from lamina.analysis.drawing import new_figure, save_figure
-from lamina.pruning.measurements import Measurements, file_digest
 from lamina.errors import DataError
+from lamina.pruning.measurements import Measurements, file_digest
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path):

@@ -3,11 +3,11 @@
 import itertools
 import math
 
+from lamina.nn.stack import ActiveLayers
+from lamina.pruning.cut import Keep
 from lamina.pruning.depth_curve import curve_stacks, depths_of, measure_curve
 from lamina.pruning.layer_search import SEARCHED, search_layers
 from lamina.pruning.subsets import EVENLY_SPACED, RULES, Scored, Subset, by_rule, descend, most_measurements, ranked
-from lamina.pruning.cut import Keep
-from lamina.nn.stack import ActiveLayers
 
 WHOLE = Subset((0, 1, 2), (0, 1, 2, 3))
 LANGUAGE_MODEL = Subset((), (0, 1, 2, 3))

@@ -6,8 +6,8 @@ import tarfile
 import pytest
 
 from lamina.cli import COMMANDS, load, main
-from lamina.fields import unique_leaves
 from lamina.errors import ConfigError, DataError
+from lamina.fields import unique_leaves
 from lamina.recipes.confine import is_inside, is_path, is_place_inside
 from lamina.recipes.plan import Places
 from lamina.recipes.recipe_file import all_names, find_recipe, read_recipe

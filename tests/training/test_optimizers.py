@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lamina.config import optim as options
-from lamina.fields import build, flatten, variant
 from lamina.errors import CheckpointError, ConfigError
+from lamina.fields import build, flatten, variant
 from lamina.training import optimizers
 from lamina.training.optimizers import build_optimizer
 

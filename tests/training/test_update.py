@@ -9,14 +9,14 @@ import torch
 import lamina.training.update as update_module
 from lamina.config.optim import Sgd
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
+from lamina.distributed.weights import ALIGNMENT, FlatWeights
 from lamina.errors import DivergenceError
 from lamina.models.build import build_model
-from lamina.training.loss import batch_loss
-from lamina.training.progress import Progress
-from lamina.training.loss_scale import LossScale
-from lamina.training.update import Updater, UpdateResult
 from lamina.training.divergence import MAX_BAD_IN_A_ROW, MAX_SKIPPED_IN_A_ROW, DivergenceWatch
-from lamina.distributed.weights import ALIGNMENT, FlatWeights
+from lamina.training.loss import batch_loss
+from lamina.training.loss_scale import LossScale
+from lamina.training.progress import Progress
+from lamina.training.update import Updater, UpdateResult
 from tiny import VOCABULARY_SIZE, batch_of, tiny_config, tiny_model
 
 SGD = OptimizationConfig(optimizer=Sgd(), lr=(0.1,), clip_norm=0.0)

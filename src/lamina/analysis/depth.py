@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from lamina.analysis.probes import Sum, watch_final, watch_layers, watch_sums
-from lamina.fields import flatten
 from lamina.config.fusion import MemoryConfig, NoSurface
 from lamina.config.init import Adaptive, Admin, DeepNet, DefaultInit, Init, ProfiledInit
 from lamina.config.model import DropoutConfig, ModelConfig
 from lamina.config.train_options import CrossEntropy
 from lamina.data.batching import AnyBatch
+from lamina.fields import flatten
 from lamina.init.admin import profile_omegas_, set_omegas_
 from lamina.models.build import BUILDERS
 from lamina.nn.stack import stacks_of
-from lamina.training.loss import batch_loss
 from lamina.training.admin_profile import read_profile
+from lamina.training.loss import batch_loss
 
 STEP = 1e-4  # of the parameter change
 SUB_LAYERS_A_LAYER = 2  # of the stack whose depth is varied

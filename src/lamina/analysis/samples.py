@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from lamina.config.batches import BatchConfig, DataConfig
-from lamina.fields import build, unique_leaves
 from lamina.config.model import ModelConfig
 from lamina.data.batching import AnyBatch, Batch, TokenBatch
 from lamina.data.feed import Feed
 from lamina.data.masked_blocks import MaskedBatch
 from lamina.errors import ConfigError
+from lamina.fields import build, unique_leaves
 from lamina.tasks import TASKS
 from lamina.tasks.base import Task
 from lamina.text.vocabulary import EOS, FIRST_WORD_ID

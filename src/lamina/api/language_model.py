@@ -20,9 +20,9 @@ from lamina.api.outputs import (
     warn_of_lost,
 )
 from lamina.config.search_options import SearchConfig
-from lamina.decode.search import Search
 from lamina.decode.batched_search import search_rows
 from lamina.decode.scoring import score_rows
+from lamina.decode.search import Search
 from lamina.errors import ConfigError
 from lamina.models.decoder_only import DecoderOnly
 from lamina.text.pieces import join_pieces

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from lamina.config.search_options import SearchConfig
-from lamina.fields import build
 from lamina.errors import ConfigError
+from lamina.fields import build
 from lamina.text.vocabulary import EOS
 
 TooLong = Literal["truncate", "skip"]

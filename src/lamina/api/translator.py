@@ -27,13 +27,13 @@ from lamina.api.outputs import (
 from lamina.checkpoint.overrides import made_ready
 from lamina.config.search_options import SearchConfig
 from lamina.decode.alignment import alignment_of
-from lamina.decode.search import Search
+from lamina.decode.backtrace import Hypothesis
 from lamina.decode.batched_search import search_rows
 from lamina.decode.scoring import score_rows
-from lamina.decode.backtrace import Hypothesis
+from lamina.decode.search import Search
 from lamina.errors import CheckpointError, ConfigError, DataError
-from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.interop.any_format import load_any
+from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.nn.prepacked import Int8Linear, Prepacked, PrepackedLinear, can_prepack, prepack_
 from lamina.text.pieces import join_pieces

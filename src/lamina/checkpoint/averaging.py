@@ -14,9 +14,9 @@ from torch.utils.serialization import config as torch_files
 
 from lamina.checkpoint.format import Checkpoint, load_checkpoint
 from lamina.checkpoint.runs import BEFORE_RUNS, latest_run, named, read_mark
-from lamina.fields import flatten
 from lamina.config.model import DropoutConfig, ModelConfig
 from lamina.errors import CheckpointError
+from lamina.fields import flatten
 
 MAX_NAMES_SHOWN, MAX_DIFFERENCES_SHOWN = 20, 4
 

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
-from lamina.fields import unique_leaves
 from lamina.config.train_options import TrainConfig
+from lamina.fields import unique_leaves
 
 # What `lamina average`, `prune` and `fold` note down under `training`, and how to say it.
 DERIVATIONS = {"averaged": "averaged from", "pruned": "pruned from", "folded": "folded, formerly --init-type",

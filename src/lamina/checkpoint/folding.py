@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
-from lamina.fields import flatten
 from lamina.config.fusion import AttendedFusion, MeanFusion
 from lamina.config.init import DeepNet, DefaultInit, OmegaInit, ReZeroInit, ReZeroPostNorm
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError
+from lamina.fields import flatten
 from lamina.init.deepnet import DeepNetConstants
 from lamina.models.build import asking_state, layer_wise_reads
 from lamina.nn.fusion import FINAL

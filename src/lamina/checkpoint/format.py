@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from lamina.checkpoint.limits import check_archive, check_content
-from lamina.fields import build
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, DamageError
+from lamina.fields import build
 from lamina.files import check_regular, is_plain_name, part_of, remove_stale_parts, replace_durably
 from lamina.models.build import BUILDERS
 from lamina.provenance import versions

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from lamina.checkpoint.format import Checkpoint
-from lamina.pruning.cut import prune_on_loading
-from lamina.fields import suggestion, unique_leaves
 from lamina.config.keep import KeepConfig, as_text
 from lamina.config.model import ModelConfig
 from lamina.errors import ConfigError
+from lamina.fields import suggestion, unique_leaves
+from lamina.pruning.cut import prune_on_loading
 
 KEEP_FLAGS = {"encoder-layers-to-keep": "encoder", "decoder-layers-to-keep": "decoder"}
 

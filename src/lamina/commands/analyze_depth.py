@@ -21,13 +21,13 @@ from lamina.analysis.page import PAGE_NAME, Section, open_folder, write_page
 from lamina.analysis.probes import Sum
 from lamina.analysis.samples import first_batch, made_up_batch, open_task
 from lamina.config.analyze_options import AnalyzeDepthConfig
-from lamina.fields import flatten
 from lamina.config.model import ModelConfig
 from lamina.config.parser import resolve, spelled_out
 from lamina.data.batching import AnyBatch
 from lamina.errors import ConfigError, DataError
-from lamina.interop.fairseq_file import DictionaryPlaces
+from lamina.fields import flatten
 from lamina.interop.any_format import load_any
+from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.models.build import BUILDERS
 from lamina.nn.stack import stacks_of
 

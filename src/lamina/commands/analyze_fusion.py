@@ -21,11 +21,11 @@ from lamina.config.analyze_options import AnalyzedData, AnalyzeFusionConfig
 from lamina.config.parser import spelled_out
 from lamina.data.batching import Batch, collate, length_batches
 from lamina.data.corpus import Example
-from lamina.decode.search import Search
 from lamina.decode.scoring import pad_targets
+from lamina.decode.search import Search
 from lamina.errors import CheckpointError, ConfigError, DataError
-from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.interop.any_format import load_any
+from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.metrics.bleu import Bleu
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.tasks.translation import GREEDY

@@ -12,8 +12,8 @@ def run(config: ConvertConfig) -> None:
     # Here, not above: a missing --output is refused without loading torch.
     from lamina.checkpoint.format import save_checkpoint
     from lamina.commands.average import check_output
-    from lamina.interop.fairseq_file import DictionaryPlaces
     from lamina.interop.any_format import load_foreign
+    from lamina.interop.fairseq_file import DictionaryPlaces
 
     path, output = Path(config.checkpoint), Path(config.output)
     check_output(output, [path])

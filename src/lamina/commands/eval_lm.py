@@ -9,13 +9,13 @@ import numpy as np
 
 from lamina import console
 from lamina.api.language_model import LanguageModel
-from lamina.pruning.cut import PRUNING_LINE
 from lamina.commands.generate import load_model
 from lamina.config.eval_lm_options import EvalLmConfig
 from lamina.data.blocks import TokenBlocks, find_language, open_blocks
 from lamina.data.verify import load_dictionary, verify_splits
 from lamina.decode.perplexity import Tally, WordMarks, perplexity_line, score_blocks, words_of
 from lamina.errors import CheckpointError, ConfigError, DataError
+from lamina.pruning.cut import PRUNING_LINE
 from lamina.text.subword import Bpe, SentencePiece, Subword
 
 # As in the references, where neither limit is given.

@@ -31,9 +31,9 @@ _CTRANSLATE2_USES = {
 def run(config: ExportConfig) -> None:
     # Here, not above: a missing --output is refused without loading torch.
     from lamina.files import whole_folder
+    from lamina.interop.any_format import load_any
     from lamina.interop.card import model_card
     from lamina.interop.fairseq_file import DictionaryPlaces
-    from lamina.interop.any_format import load_any
 
     path, output = Path(config.checkpoint), Path(config.output)
     checkpoint = load_any(path, places=DictionaryPlaces.of(config.dict_dir), notice=console.notice, is_resumable=False)

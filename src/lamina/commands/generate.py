@@ -21,16 +21,16 @@ from lamina.config.ranks_options import RanksConfig
 from lamina.data.batching import DEFAULT_BATCH_SIZE
 from lamina.data.corpus import Example, Languages, ParallelCorpus, load_dictionaries, open_corpus
 from lamina.data.verify import verify_splits
-from lamina.decode.search import Search
-from lamina.decode.output_lines import Describer
-from lamina.decode.batched_search import search_rows
-from lamina.decode.scoring import score_rows
 from lamina.decode.backtrace import Hypothesis
+from lamina.decode.batched_search import search_rows
+from lamina.decode.output_lines import Describer
+from lamina.decode.scoring import score_rows
+from lamina.decode.search import Search
+from lamina.distributed.launch import joined
+from lamina.distributed.ranks import Ranks
 from lamina.errors import CheckpointError, DataError
 from lamina.metrics.bleu import Bleu
 from lamina.metrics.chrf_ter import Chrf, Ter
-from lamina.distributed.launch import joined
-from lamina.distributed.ranks import Ranks
 
 # As in the references, where neither limit is given.
 DEFAULT_MAX_TOKENS = 12000

@@ -12,18 +12,18 @@ from lamina.config.prune_options import PruneConfig
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lamina.pruning.layer_meter import LayerMeter
-    from lamina.pruning.subsets import Subset
     from lamina.checkpoint.format import Checkpoint
     from lamina.pruning.cut import Keep
+    from lamina.pruning.layer_meter import LayerMeter
+    from lamina.pruning.subsets import Subset
 
 
 def run(config: PruneConfig) -> None:
     # Here, not above: options that exclude each other are refused without loading torch.
-    from lamina.pruning.cut import Keep, check_prunable, chosen_layers
     from lamina.commands.average import check_output
-    from lamina.interop.fairseq_file import DictionaryPlaces
     from lamina.interop.any_format import load_any
+    from lamina.interop.fairseq_file import DictionaryPlaces
+    from lamina.pruning.cut import Keep, check_prunable, chosen_layers
 
     path, output = Path(config.checkpoint), Path(config.output)
     check_output(output, [path])

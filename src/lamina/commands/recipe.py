@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from lamina import console, provenance
-from lamina.fields import suggestion
 from lamina.config.recipe_options import RecipeListConfig, RecipePrepareConfig, RecipeRunConfig, RecipeTableConfig
 from lamina.errors import ConfigError, DataError
+from lamina.fields import suggestion
 from lamina.recipes.dataset import read_dataset
 from lamina.recipes.plan import Places, plan_comparisons
 from lamina.recipes.recipe_file import Recipe, all_names, find_dataset, find_recipe

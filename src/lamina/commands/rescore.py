@@ -9,9 +9,9 @@ from itertools import islice
 from lamina import console
 from lamina.commands.generate import load_translator
 from lamina.config.generate_options import RescoreConfig
-from lamina.preprocess.line_blocks import count_lines, file_size, read_lines
 from lamina.decode.output_lines import token_line
 from lamina.errors import DataError
+from lamina.preprocess.line_blocks import count_lines, file_size, read_lines
 from lamina.text.vocabulary import EOS
 
 # Pairs in memory at a time.

@@ -7,8 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from lamina import console
-from lamina.fields import flatten
 from lamina.config.train_options import TrainConfig
+from lamina.fields import flatten
 
 if TYPE_CHECKING:
     from lamina.training.run import Run

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lamina.fields import REQUIRED, check, check_seed, flag, part
 from lamina.config.generate_options import SplitData
 from lamina.config.model import ModelConfig
 from lamina.config.presets import PRESETS, TASK_PRESETS
+from lamina.fields import REQUIRED, check, check_seed, flag, part
 
 METRICS = ("bleu", "loss")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lamina.fields import REQUIRED, check, flag, part
 from lamina.config.masked_options import MaskingConfig, SentenceConfig
+from lamina.fields import REQUIRED, check, flag, part
 
 VERIFY_MODES = ("once", "full", "off")
 BREAK_MODES = ("none", "complete", "complete_doc", "eos")

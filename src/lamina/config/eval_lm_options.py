@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lamina.config.batches import BREAK_MODES
-from lamina.fields import REQUIRED, check, flag, part
 from lamina.config.generate_options import ModelFiles
+from lamina.fields import REQUIRED, check, flag, part
 
 
 @dataclass(frozen=True, kw_only=True)

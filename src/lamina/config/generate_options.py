@@ -6,10 +6,10 @@ import ast
 from dataclasses import dataclass
 from typing import Any
 
-from lamina.config.search_options import SearchConfig
-from lamina.fields import REQUIRED, check, check_seed, flag, flatten, part
 from lamina.config.keep import KeepConfig
+from lamina.config.search_options import SearchConfig
 from lamina.errors import ConfigError
+from lamina.fields import REQUIRED, check, check_seed, flag, flatten, part
 
 QUANTIZATIONS = ("int8",)
 

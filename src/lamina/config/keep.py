@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
-from lamina.fields import flag
 from lamina.errors import ConfigError
+from lamina.fields import flag
 
 SIDES = ("encoder", "decoder")
 _HELP = ("keep these layers of the checkpoint's {0}, counted from 0, and leave out the rest: a list (`0,2,4`; a single one is "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lamina.fields import check, flag, part, variant
 from lamina.config.fusion import SURFACES, AttendedFusion, HeadConfig, MeanFusion, MemoryConfig
 from lamina.config.init import INIT_HELP, INIT_TYPES, DeepNet, Init, check_order
+from lamina.fields import check, flag, part, variant
 
 # Named as this field's users name them; nn/feed_forward.py gives each its function, and a test compares the two lists.
 ACTIVATIONS = ("relu", "gelu", "gelu_fast", "gelu_accurate", "tanh", "linear", "silu")

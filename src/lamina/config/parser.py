@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
 from lamina.config.fairseq_options import Retired, retired_for
+from lamina.config.presets import PRESETS, TASK_DEFAULTS, TASK_PRESETS, preset_values
+from lamina.config.yaml_file import flag_words, read_mapping
+from lamina.errors import ConfigError
 from lamina.fields import (
     MISSING,
     NO_VALUE,
@@ -25,9 +28,6 @@ from lamina.fields import (
     suggestion,
     unique_leaves,
 )
-from lamina.config.presets import PRESETS, TASK_DEFAULTS, TASK_PRESETS, preset_values
-from lamina.config.yaml_file import flag_words, read_mapping
-from lamina.errors import ConfigError
 
 T = TypeVar("T")
 

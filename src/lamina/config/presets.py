@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from lamina.fields import flatten
 from lamina.config.fusion import AttendedFusion, HardFusion
 from lamina.config.model import DropoutConfig, EmbeddingConfig, LanguageModelConfig, ModelConfig, StackConfig
+from lamina.fields import flatten
 
 
 def transformer() -> ModelConfig:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lamina.fields import REQUIRED, check, flag, flatten, part
 from lamina.config.keep import KeepConfig
+from lamina.fields import REQUIRED, check, flag, flatten, part
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from lamina.fields import REQUIRED, check, flag
 from lamina.errors import ConfigError
+from lamina.fields import REQUIRED, check, flag
 
 KEPT = ("model", "all", "none")
 TRUST_HELP = ("let recipe and corpus name files outside of the folders given here: only if you know who wrote them")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lamina.config.batches import BatchConfig, DataConfig
-from lamina.fields import check, check_seed, flag, part, variant
 from lamina.config.keep import KeepConfig
 from lamina.config.model import ModelConfig
 from lamina.config.optim import OPTIMIZERS, SCHEDULES, Optimizer, Schedule
 from lamina.config.presets import PRESETS, TASK_PRESETS
 from lamina.config.ranks_options import RanksConfig
+from lamina.fields import check, check_seed, flag, part, variant
 
 
 @dataclass(frozen=True, kw_only=True)

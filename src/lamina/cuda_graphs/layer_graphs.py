@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lamina.nn.stack import stacks_of
 from lamina.cuda_graphs.recorder import Captured, Recorder, replaced, warm_up
+from lamina.nn.stack import stacks_of
 
 Forward = Callable[..., Tensor]
 

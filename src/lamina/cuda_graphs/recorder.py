@@ -16,11 +16,11 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from lamina.cuda_graphs.capture import CAPTURE_ERROR_MODE, no_garbage_collection
+from lamina.cuda_graphs.compiling import compiled
 from lamina.data.batching import AnyBatch
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.stack import CausalLayer, DecoderLayer, EncoderLayer
-from lamina.cuda_graphs.capture import CAPTURE_ERROR_MODE, no_garbage_collection
-from lamina.cuda_graphs.compiling import compiled
 
 # Before it is recorded a pass runs this often, since libraries set themselves up in their first calls.
 WARM_UPS = 2

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lamina.cuda_graphs.layer_graphs import LayerGraphs
+from lamina.cuda_graphs.recorder import Captured, Recorder, StaticBatches, compiled_parts, replaced, shape_of
 from lamina.data.batching import AnyBatch
+from lamina.distributed.weights import FlatWeights
 from lamina.nn.adaptive import AdaptiveHead
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
-from lamina.cuda_graphs.recorder import Captured, Recorder, StaticBatches, compiled_parts, replaced, shape_of
-from lamina.cuda_graphs.layer_graphs import LayerGraphs
-from lamina.distributed.weights import FlatWeights
 
 # A pass over a batch, as training/update.py does it eagerly.
 Backward = Callable[..., None]

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lamina.decode.scoring import pad_targets
 from lamina.decode.backtrace import Hypothesis
+from lamina.decode.scoring import pad_targets
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.nn.attention import MemoryAttention
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from lamina.data.batching import ChooseBatches, length_batches, pad_rows
-from lamina.decode.search import Search
 from lamina.decode.backtrace import Hypothesis
+from lamina.decode.search import Search
 
 # A GPU takes sentences as slots fall free, whatever the batch, until they are this many times shorter than the first: all
 # slots are as wide as that one. What is no longer than this many tokens costs too little to begin anew for it.

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, ParamSpec
 import torch
 from torch import Tensor
 
+from lamina.decode.backtrace import Backtrace
 from lamina.decode.candidates import Candidates, first_scores
 from lamina.decode.constraints import Constraints
-from lamina.decode.step_rules import Due, Rules
 from lamina.decode.requests import Entries
-from lamina.decode.backtrace import Backtrace
+from lamina.decode.step_rules import Due, Rules
 from lamina.nn.attention import kernels_for_any_length
 from lamina.nn.cache import StepState
 from lamina.text.vocabulary import EOS, UNK

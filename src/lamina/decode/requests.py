@@ -14,8 +14,8 @@ from torch import Tensor
 from lamina.config.search_options import SearchConfig
 from lamina.data.batching import pad_rows
 from lamina.decode.constraints import Constraints
-from lamina.decode.step_rules import length_limits
 from lamina.decode.sampling import uniforms_for
+from lamina.decode.step_rules import length_limits
 from lamina.text.vocabulary import PAD
 
 NUM_COLUMNS = 3  # in front of the ids that travel to the device: slot, limit, first end

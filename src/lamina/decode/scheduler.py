@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.decode.constraints import Constraints
 from lamina.cuda_graphs.decode_graphs import Graphs
-from lamina.decode.step_rules import Due
-from lamina.decode.requests import Entries, Sentences, moved
-from lamina.decode.beam_step import BeamStep
 from lamina.decode.backtrace import Hypothesis, hypotheses_of
+from lamina.decode.beam_step import BeamStep
+from lamina.decode.constraints import Constraints
+from lamina.decode.requests import Entries, Sentences, moved
+from lamina.decode.step_rules import Due
 
 if TYPE_CHECKING:
     from lamina.decode.search import Search

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from lamina.config.search_options import SearchConfig
 from lamina.decode.alignment import attention_of
+from lamina.decode.backtrace import Hypothesis
 from lamina.decode.candidates import strategy_of
 from lamina.decode.constraints import Constraints
-from lamina.decode.scheduler import Finished, Scheduler
 from lamina.decode.requests import Sentences, rows_of
-from lamina.decode.backtrace import Hypothesis
+from lamina.decode.scheduler import Finished, Scheduler
 from lamina.models.decoder_only import DecoderOnly
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers

@@ -16,8 +16,8 @@ from torch import distributed as dist
 
 from lamina import console, provenance
 from lamina.config.ranks_options import RanksConfig
-from lamina.errors import AlreadyToldError, ConfigError, RankError
 from lamina.distributed.ranks import ALONE, Ranks
+from lamina.errors import AlreadyToldError, ConfigError, RankError
 
 # A rank that waits this long for another gives up: longer than writing a checkpoint to a slow disk can take.
 PATIENCE = timedelta(minutes=30)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from lamina.nn.stack import ActiveLayers
 from lamina.distributed.ranks import Ranks
 from lamina.distributed.weights import FlatWeights
+from lamina.nn.stack import ActiveLayers
 
 
 class Bucket:

@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from lamina.nn.stack import stacks_of
 from lamina.distributed.ranks import Ranks
 from lamina.distributed.weights import FlatWeights, starts_of
+from lamina.nn.stack import stacks_of
 
 
 class ShardedWeights(FlatWeights):

@@ -10,8 +10,8 @@ import torch
 
 from lamina.checkpoint.format import Checkpoint, checkpoint_of, read_archive
 from lamina.errors import CheckpointError, LaminaError
-from lamina.interop.fairseq_file import READABLE, DictionaryPlaces, checkpoint_from_fairseq, is_fairseq
 from lamina.interop.exported_folder import read_folder
+from lamina.interop.fairseq_file import READABLE, DictionaryPlaces, checkpoint_from_fairseq, is_fairseq
 
 Notice = Callable[[str], object]
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from lamina import __version__
 from lamina.checkpoint.format import Checkpoint
-from lamina.pruning.cut import stack_depths
-from lamina.fields import flatten
 from lamina.config.fusion import AttendedFusion, HardFusion, SurfaceConfig
 from lamina.config.init import DefaultInit
 from lamina.config.model import ModelConfig, StackConfig
+from lamina.fields import flatten
+from lamina.pruning.cut import stack_depths
 
 _KINDS = {"translation": "an encoder-decoder Transformer", "language_modeling": "a Transformer language model",
           "masked_lm": "a masked language model", "sentence_prediction": "a sentence classifier"}

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from lamina.checkpoint.format import load_weights_
-from lamina.pruning.cut import Keep, prune
-from lamina.fields import build, unique_leaves, with_positive_names
 from lamina.config.keep import kept_layers
 from lamina.config.model import ClassifierConfig, ModelConfig
 from lamina.errors import CheckpointError
+from lamina.fields import build, unique_leaves, with_positive_names
 from lamina.models.build import BUILDERS
 from lamina.models.decoder_only import DecoderOnly
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.models.masked import MaskedModel
 from lamina.nn.fusion import LayerAttention
+from lamina.pruning.cut import Keep, prune
 
 # Arguments that change what a model computes and that we do not build: anything but these values is refused by name.
 _ONLY_WITH: dict[str, tuple[Any, ...]] = {

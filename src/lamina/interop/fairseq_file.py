@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from lamina.checkpoint.format import Checkpoint
-from lamina.pruning.cut import Keep, prune_checkpoint
-from lamina.fields import flatten
 from lamina.config.presets import PRESETS
 from lamina.data.data_folder import dictionary_name
 from lamina.errors import CheckpointError, ConfigError
+from lamina.fields import flatten
 from lamina.interop.fairseq import Described, copy_parameters_, describe_model, is_buffer
+from lamina.pruning.cut import Keep, prune_checkpoint
 from lamina.text.subword import Whitespace, load_subwords, subword_to_dict
 from lamina.text.vocabulary import Vocabulary
 

@@ -13,7 +13,7 @@ from lamina.nn.embedding import InputEmbedding
 from lamina.nn.heads import LinearHead, Term, log_probs, output_weight, sharpen
 from lamina.nn.layout import Layout
 from lamina.nn.prepacked import Prepacked
-from lamina.nn.stack import ALL_LAYERS, CausalLayer, LayerStack, ActiveLayers
+from lamina.nn.stack import ALL_LAYERS, ActiveLayers, CausalLayer, LayerStack
 
 READ_AT_ONCE = 64  # tokens of a prompt that look at the vocabulary together
 

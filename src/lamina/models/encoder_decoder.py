@@ -16,7 +16,7 @@ from lamina.nn.fusion import Memory
 from lamina.nn.heads import Head, Term, log_probs, output_weight, sharpen
 from lamina.nn.layout import AnyLayout, Layout, lay_out
 from lamina.nn.prepacked import Prepacked
-from lamina.nn.stack import ALL_LAYERS, DecoderLayer, LayerStack, ActiveLayers, StackOutput
+from lamina.nn.stack import ALL_LAYERS, ActiveLayers, DecoderLayer, LayerStack, StackOutput
 from lamina.packed import Rows
 
 

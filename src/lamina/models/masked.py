@@ -10,7 +10,7 @@ from lamina.nn.embedding import InputEmbedding
 from lamina.nn.encoder_heads import MaskedHead, SentenceHead
 from lamina.nn.heads import Term
 from lamina.nn.layout import Layout
-from lamina.nn.stack import ALL_LAYERS, LayerStack, ActiveLayers, StackOutput
+from lamina.nn.stack import ALL_LAYERS, ActiveLayers, LayerStack, StackOutput
 
 
 class MaskedModel(nn.Module):

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from lamina.data.binary import BinaryWriter
+from lamina.files import file_hash, quick_sum
 from lamina.preprocess.line_blocks import TextRange, read_line_blocks
 from lamina.preprocess.workers import check_stop
-from lamina.files import file_hash, quick_sum
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import EOS, FIRST_WORD_ID, SPECIAL_SYMBOLS, UNK, Vocabulary
 

@@ -11,16 +11,6 @@ from typing import Any
 
 from lamina import __version__
 from lamina.config.preprocess_options import PreprocessConfig
-from lamina.fields import flatten
-from lamina.preprocess.encoding import (
-    CountTask,
-    SideTask,
-    SplitReport,
-    SplitTask,
-    count_range,
-    merge_counts,
-    write_side,
-)
 from lamina.data.data_folder import (
     UNFINISHED_NAME,
     dictionary_name,
@@ -30,11 +20,21 @@ from lamina.data.data_folder import (
     staging,
     write_manifest,
 )
+from lamina.errors import DataError
+from lamina.fields import flatten
+from lamina.files import file_hash
+from lamina.preprocess.encoding import (
+    CountTask,
+    SideTask,
+    SplitReport,
+    SplitTask,
+    count_range,
+    merge_counts,
+    write_side,
+)
 from lamina.preprocess.line_blocks import TextFile, count_lines, file_size, split_ranges
 from lamina.preprocess.segmentation import make_subwords, subword_kind
 from lamina.preprocess.workers import Progress, Workers, available_cores, no_progress
-from lamina.errors import DataError
-from lamina.files import file_hash
 from lamina.text.subword import Subword, load_subwords, model_files, save_subwords, subword_to_dict
 from lamina.text.vocabulary import Vocabulary
 

@@ -7,9 +7,9 @@ from itertools import chain
 from pathlib import Path
 
 from lamina.config.preprocess_options import PreprocessConfig
+from lamina.errors import DataError
 from lamina.preprocess.line_blocks import TextFile, read_lines
 from lamina.preprocess.workers import Progress
-from lamina.errors import DataError
 from lamina.text.subword import Bpe, SentencePiece, Subword, Whitespace, learn_subword
 from lamina.text.tokenizer import Moses
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lamina.analysis.drawing import COLOURS, MARKERS, new_figure, save_figure
-from lamina.pruning.subsets import EVENLY_SPACED, RULES, SEARCHED, Scored, Subset, by_rule, descend, most_measurements, ranked
 from lamina.config.keep import SIDES
 from lamina.errors import ConfigError
+from lamina.pruning.subsets import EVENLY_SPACED, RULES, SEARCHED, Scored, Subset, by_rule, descend, most_measurements, ranked
 
 COLUMNS = ("depth", "choice", "encoder_layers", "decoder_layers", "{metric}", "tokens_per_second")
 

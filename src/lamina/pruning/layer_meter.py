@@ -8,12 +8,12 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from lamina.pruning.subsets import Subset
 from lamina.config.prune_options import LayerMetricConfig
 from lamina.config.train_options import Criterion
 from lamina.data.batching import AnyBatch, Batch
 from lamina.decode.search import Search
 from lamina.metrics.bleu import corpus_bleu
+from lamina.pruning.subsets import Subset
 from lamina.tasks.base import Task
 from lamina.tasks.translation import GREEDY, Translation
 from lamina.training.validate import validation_loss

@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lamina.pruning.layer_meter import LayerMeter
-from lamina.pruning.measurements import Measurements, file_digest
-from lamina.pruning.subsets import RULES, SEARCHED, Scored, Subset, by_rule, descend, ranked, whole_subset
 from lamina.checkpoint.format import Checkpoint
-from lamina.pruning.cut import stack_depths
 from lamina.config.batches import BatchConfig, DataConfig
-from lamina.fields import build, unique_leaves
 from lamina.config.prune_options import LayerMetricConfig, LayerSearchConfig
 from lamina.config.train_options import CRITERIA
 from lamina.data.feed import Feed
 from lamina.data.verify import verify_splits
 from lamina.errors import ConfigError, DataError
+from lamina.fields import build, unique_leaves
+from lamina.pruning.cut import stack_depths
+from lamina.pruning.layer_meter import LayerMeter
+from lamina.pruning.measurements import Measurements, file_digest
+from lamina.pruning.subsets import RULES, SEARCHED, Scored, Subset, by_rule, descend, ranked, whole_subset
 from lamina.tasks import TASKS
 from lamina.tasks.translation import Translation
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from lamina.pruning.cut import Keep
 from lamina.config.keep import SIDES, spread
 from lamina.nn.stack import ActiveLayers
+from lamina.pruning.cut import Keep
 
 
 class Subset(NamedTuple):

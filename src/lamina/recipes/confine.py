@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lamina.fields import Leaf, unique_leaves
 from lamina.errors import ConfigError
+from lamina.fields import Leaf, unique_leaves
 
 ADVICE = "Add --trust-paths if you know who wrote it"
 _METAVARS = ("FILE", "[FILE]", "FOLDER", "DIR", "PATH", "PREFIX", "PREFIX,..", "URL")

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from lamina.fields import suggestion
 from lamina.config.yaml_file import read_mapping
 from lamina.errors import ConfigError
+from lamina.fields import suggestion
 from lamina.files import is_plain_name
 from lamina.recipes.confine import ADVICE, is_place_inside
 

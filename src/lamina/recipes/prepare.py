@@ -14,10 +14,10 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lamina.preprocess.workers import Progress, Workers, no_progress
 from lamina.errors import DataError
 from lamina.files import whole_folder
 from lamina.metrics.m2 import Annotated, read_m2
+from lamina.preprocess.workers import Progress, Workers, no_progress
 from lamina.recipes.dataset import Cleaning, Dataset, TestSet, check_places, filled
 from lamina.recipes.sources import read_place
 from lamina.text.subword import Whitespace, remove_joiners

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import lamina
-from lamina.fields import suggestion
 from lamina.config.yaml_file import read_mapping
 from lamina.errors import ConfigError
+from lamina.fields import suggestion
 from lamina.files import is_plain_name
 from lamina.recipes.dataset import Dataset, check_keys, read_dataset
 

@@ -19,13 +19,14 @@ from typing import Any
 
 from lamina import console, provenance
 from lamina.cli import execute
-from lamina.preprocess.workers import Workers, available_cores
+from lamina.distributed.signals import StopWish
 from lamina.errors import ConfigError, DataError, LaminaError, StopSignal
 from lamina.files import read_json, whole_file
+from lamina.preprocess.workers import Workers, available_cores
 from lamina.recipes.dataset import check_places
-from lamina.recipes.printed_figures import comparison_figures, decoding_speed, score_figures, training_figures
 from lamina.recipes.plan import Places, RunPlan, Stage, check_stages, plan_comparisons, plan_data, plan_run
 from lamina.recipes.prepare import REPORT_NAME
+from lamina.recipes.printed_figures import comparison_figures, decoding_speed, score_figures, training_figures
 from lamina.recipes.recipe_file import Recipe
 from lamina.recipes.results import (
     COMPARISON,
@@ -40,7 +41,6 @@ from lamina.recipes.results import (
     render,
 )
 from lamina.recipes.worker import OUTCOME_NAME, PLAN_NAME, STAGES_NAME, is_done, log_path, read_records, write_json
-from lamina.distributed.signals import StopWish
 
 ROWS_NAME = "rows.json"
 # How long a run may take to save its state when it is told to stop.

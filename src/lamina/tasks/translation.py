@@ -10,15 +10,15 @@ from typing import Any
 from torch import nn
 
 from lamina.config.batches import DataConfig
-from lamina.config.search_options import SearchConfig
 from lamina.config.model import ModelConfig
+from lamina.config.search_options import SearchConfig
 from lamina.config.train_options import ValidationConfig
 from lamina.data.batching import AnyBatch, Batch
 from lamina.data.corpus import Languages, ParallelCorpus, find_languages, load_dictionaries, open_corpus
 from lamina.data.verify import load_folder_subwords
-from lamina.decode.search import Search
 from lamina.decode.batched_search import search_rows
 from lamina.decode.requests import rows_of
+from lamina.decode.search import Search
 from lamina.errors import ConfigError
 from lamina.init.pretrained import load_embeddings_
 from lamina.metrics.bleu import corpus_bleu

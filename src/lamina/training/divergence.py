@@ -12,12 +12,12 @@ from torch import Tensor
 
 from lamina.checkpoint.finite import first_not_finite, is_finite
 from lamina.config.train_options import PrecisionConfig
+from lamina.distributed.ranks import Ranks
+from lamina.distributed.weights import FlatWeights
 from lamina.errors import DivergenceError
 from lamina.training.progress import Progress
-from lamina.distributed.ranks import Ranks
 from lamina.training.report import Reporter
 from lamina.training.update import UpdateResult
-from lamina.distributed.weights import FlatWeights
 
 # An overflow now and then is how the loss scale finds its level; this many in a row are no search any more.
 MAX_SKIPPED_IN_A_ROW = 64

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from lamina.data.feed import Share
+from lamina.distributed.signals import StopWish
 from lamina.nn.stack import ALL_LAYERS
+from lamina.training.divergence import DivergenceWatch
 from lamina.training.layer_drop import LayerDrop
 from lamina.training.progress import Progress
 from lamina.training.run import Run
 from lamina.training.schedules import Schedule
-from lamina.distributed.signals import StopWish
 from lamina.training.update import Updater
-from lamina.training.divergence import DivergenceWatch
 
 
 def run_updates(updater: Updater, schedule: Schedule, shares: Iterable[Share], progress: Progress, watch: DivergenceWatch,

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from lamina.config.train_options import ROUGE_KINDS, LogConfig, OptimizationConfig
-from lamina.errors import ConfigError
 from lamina.distributed.ranks import Ranks
+from lamina.errors import ConfigError
 from lamina.training.validate import bits_per_token
 
 

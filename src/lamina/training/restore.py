@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from lamina.checkpoint.finite import ruined_part
 from lamina.checkpoint.format import Checkpoint, load_weights_
-from lamina.pruning.cut import prune_config, structure_of
 from lamina.checkpoint.runs import BEFORE_RUNS, is_run, named, new_run
-from lamina.fields import build, flatten
 from lamina.config.keep import SIDES, KeepConfig
 from lamina.config.train_options import SavingConfig, TrainConfig
 from lamina.errors import CheckpointError, DamageError
+from lamina.fields import build, flatten
 from lamina.interop.exported_folder import is_exported
+from lamina.pruning.cut import prune_config, structure_of
 from lamina.tasks.base import Task
 from lamina.training.keeper import LAST_NAME, earlier_checkpoints
 from lamina.training.progress import Progress

@@ -18,9 +18,7 @@ import torch
 
 from lamina import console
 from lamina.checkpoint.format import Checkpoint
-from lamina.pruning.cut import prune_on_loading
 from lamina.config.batches import BatchConfig
-from lamina.fields import flatten
 from lamina.config.fusion import HardFusion, SurfaceConfig
 from lamina.config.init import AdaptiveProfiling, ProfiledInit
 from lamina.config.model import ModelConfig
@@ -28,22 +26,27 @@ from lamina.config.train_options import LARGER_IS_BETTER, TrainConfig
 from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus
 from lamina.data.feed import Feed
-from lamina.data.verify import verify_splits
 from lamina.data.file_guard import FileGuard
+from lamina.data.verify import verify_splits
+from lamina.distributed.ranks import ALONE, Ranks
+from lamina.distributed.replicated import ReplicatedWeights
+from lamina.distributed.signals import StopWish
+from lamina.distributed.weights import FlatWeights
 from lamina.errors import CheckpointError, DataError, StopSignal
-from lamina.interop.fairseq_file import DictionaryPlaces
+from lamina.fields import flatten
 from lamina.interop.any_format import load_any
+from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.metrics.rouge import Rouge
 from lamina.nn.stack import stacks_of
 from lamina.provenance import origin
+from lamina.pruning.cut import prune_on_loading
 from lamina.tasks import TASKS
 from lamina.text.subword import subword_to_dict
+from lamina.training.admin_profile import fill_omegas_
+from lamina.training.divergence import DivergenceWatch
 from lamina.training.keeper import LAST_NAME, Keeper
 from lamina.training.layer_drop import LayerDrop
-from lamina.training.admin_profile import fill_omegas_
 from lamina.training.progress import Progress
-from lamina.distributed.ranks import ALONE, Ranks
-from lamina.distributed.replicated import ReplicatedWeights
 from lamina.training.report import Reporter
 from lamina.training.restore import (
     DEFAULT_RESTORE_FILE,
@@ -57,11 +60,8 @@ from lamina.training.restore import (
     run_to_be,
 )
 from lamina.training.schedules import build_schedule
-from lamina.distributed.signals import StopWish
 from lamina.training.update import Updater
 from lamina.training.validate import bits_per_token, validation_loss
-from lamina.training.divergence import DivergenceWatch
-from lamina.distributed.weights import FlatWeights
 
 
 class Run:

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
-from lamina.data.batching import AnyBatch
-from lamina.nn.stack import ALL_LAYERS, ActiveLayers
+from lamina.cuda_graphs.compiling import compiled
 from lamina.cuda_graphs.recorder import Captured
 from lamina.cuda_graphs.train_pass import CapturedPasses
-from lamina.cuda_graphs.compiling import compiled
+from lamina.data.batching import AnyBatch
+from lamina.distributed.ranks import ALONE, Ranks
+from lamina.distributed.weights import FlatWeights
+from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 from lamina.training.layer_drop import run_in_any
 from lamina.training.loss import batch_loss
+from lamina.training.loss_scale import LossScale
 from lamina.training.memory_limit import MemoryLimit
 from lamina.training.optimizers import build_optimizer
-from lamina.distributed.ranks import ALONE, Ranks
-from lamina.training.loss_scale import LossScale
-from lamina.distributed.weights import FlatWeights
 
 # As in the references: keeps the division finite when there is no gradient at all.
 CLIP_EPSILON = 1e-6

@@ -10,10 +10,10 @@ import torch
 
 from lamina.config.train_options import Criterion
 from lamina.data.batching import AnyBatch
+from lamina.distributed.ranks import ALONE, Ranks
 from lamina.nn.attention import kernels_for_any_length
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 from lamina.training.loss import batch_loss
-from lamina.distributed.ranks import ALONE, Ranks
 
 
 @torch.no_grad()
