@@ -38,9 +38,8 @@ from table import machine, show
 from lamina.api import DTYPES
 from lamina.checkpoint.format import Checkpoint, load_checkpoint
 from lamina.config.model import ModelConfig
-from lamina.config.presets import PRESETS
 from lamina.config.search_options import SearchConfig
-from lamina.config.train_options import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.data.batching import Batch, length_batches, pad_rows
 from lamina.data.corpus import find_languages, load_dictionaries, open_corpus
 from lamina.decode.search import Search
@@ -48,6 +47,8 @@ from lamina.interop.ctranslate2 import write_ctranslate2
 from lamina.models.build import PAD_ID, build_model
 from lamina.nn.positions import sinusoid_table
 from lamina.nn.prepacked import Int8Linear, Prepacked, PrepackedLinear, prepack_
+from lamina.parts.criteria import LabelSmoothedCrossEntropy
+from lamina.registry import register
 from lamina.threads import settle_threads
 from lamina.training.update import Updater
 
@@ -222,7 +223,7 @@ def torch_update(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batc
 
 
 def train(options: argparse.Namespace) -> list[dict[str, Any]]:
-    config = PRESETS[options.arch]()
+    config = register.arch[options.arch]()
     config = replace(config, embedding=replace(config.embedding, share_all=True))
     batch = made_up_batch(options.vocabulary, options.max_tokens, torch.device("cpu"))
     rows = []

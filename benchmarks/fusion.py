@@ -20,28 +20,31 @@ from steps import as_training_takes_it, made_up_batch, seconds_each
 from table import machine, show
 
 from lamina.api import DTYPES
-from lamina.config.fusion import AttendedFusion, HardFusion, HeadConfig, MemoryConfig, NoSurface, PostnormFusion, SoftFusion
 from lamina.config.model import ModelConfig
-from lamina.config.presets import PRESETS
 from lamina.config.search_options import SearchConfig
-from lamina.config.train_options import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.decode.search import Search
 from lamina.models.build import build_model
+from lamina.parts.contracts import Head
+from lamina.parts.criteria import LabelSmoothedCrossEntropy
+from lamina.parts.encoder_fusion import TransparentFusion
+from lamina.parts.surface_fusion import AttendedFusion, HardFusion, NoSurface, PostnormFusion, SoftFusion
+from lamina.registry import register
 from lamina.training.update import Updater
 
-SURFACES: dict[str, HeadConfig] = {
+SURFACES: dict[str, Head] = {
     "plain": NoSurface(),
     "att hard": AttendedFusion(mode=HardFusion(gate=0.8)),  # the setting that its authors publish
     "att hard learned": AttendedFusion(),
     "att soft": AttendedFusion(mode=SoftFusion()),
     "att postnorm": AttendedFusion(mode=PostnormFusion()),
 }
-MEMORIES = {"transparent": MemoryConfig(is_transparent=True, reads_embedding=True),
-            "fine-grained": MemoryConfig(is_transparent=True, is_fine_grained=True, reads_embedding=True)}
+MEMORIES = {"transparent": TransparentFusion(reads_embedding=True),
+            "fine-grained": TransparentFusion(is_fine_grained=True, reads_embedding=True)}
 
 
 def models(options: argparse.Namespace, vocabulary_size: int) -> dict[str, torch.nn.Module]:
-    base = PRESETS[options.arch]()
+    base = register.arch[options.arch]()
     base = replace(base, embedding=replace(base.embedding, share_all=True), surface=NoSurface(),
                    dropout=replace(base.dropout, attention_p=0.1))
     configs: dict[str, ModelConfig] = {name: replace(base, surface=surface) for name, surface in SURFACES.items()}

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from lamina.checkpoint.format import Checkpoint
-from lamina.config.presets import PRESETS
 from lamina.data.binary import BinaryWriter
 from lamina.fields import flatten
 from lamina.models.build import build_model
+from lamina.registry import register
 from lamina.text.subword import Whitespace, subword_to_dict
 from lamina.text.vocabulary import EOS, FIRST_WORD_ID, Vocabulary
 
@@ -39,7 +39,7 @@ def write_folder(folder: Path, num_pairs: int = 29_000, vocabulary_size: int = 1
 
 def made_up_checkpoint(arch: str, dictionary: str, size: int) -> Checkpoint:
     torch.manual_seed(1)
-    config = PRESETS[arch]()
+    config = register.arch[arch]()
     # Not tied: a fresh tied model repeats what it reads, and ends at once because it starts from </s>.
     config = replace(config, embedding=replace(config.embedding, share_all=False, share_decoder=False))
     model, subword = build_model(config, size, size), subword_to_dict(Whitespace())

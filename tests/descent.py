@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from lamina.config.optim import Sgd
-from lamina.config.train_options import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
+from lamina.parts.criteria import LabelSmoothedCrossEntropy
+from lamina.parts.update_rules import Sgd
 from lamina.training.update import Updater
 
 # Of the loss, in nats a token: small enough that it falls in a straight line, large enough for bfloat16 to see it.

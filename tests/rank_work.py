@@ -18,23 +18,19 @@ from torch import multiprocessing as mp
 
 import lamina.training.update as update_module
 from lamina.cli import main
-from lamina.config.init import Admin
 from lamina.config.model import ModelConfig
-from lamina.config.optim import Nag
 from lamina.config.ranks_options import RanksConfig
-from lamina.config.train_options import (
-    Criterion,
-    LabelSmoothedCrossEntropy,
-    OptimizationConfig,
-    PrecisionConfig,
-    SentenceLoss,
-)
+from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.data.labelled_sentences import SentenceBatch
 from lamina.distributed.launch import joined
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.replicated import ReplicatedWeights
 from lamina.distributed.sharded import ShardedWeights
 from lamina.distributed.weights import FlatWeights
+from lamina.parts.contracts import Criterion
+from lamina.parts.criteria import LabelSmoothedCrossEntropy, SentenceLoss
+from lamina.parts.residuals import Admin
+from lamina.parts.update_rules import Nag
 from lamina.training.admin_profile import fill_omegas_
 from lamina.training.layer_drop import LayerDrop
 from lamina.training.loop import update_seed

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from lamina.cli import main
-from lamina.config.fusion import AttendedFusion, HardFusion
 from lamina.config.parser import parse, resolve
 from lamina.config.train_options import TrainConfig
+from lamina.parts.surface_fusion import AttendedFusion, HardFusion
 from tiny import TINY_FLAGS, make_data
 
 RECIPES = [Path(__file__).parents[1] / "recipes" / f"{name}.yaml" for name in ("cnn_dm", "dialogsum", "gec")]

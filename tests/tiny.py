@@ -10,18 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from lamina.cli import main
-from lamina.config.fusion import (
-    AttendedFusion,
-    HardFusion,
-    HeadConfig,
-    MaxFusion,
-    MeanFusion,
-    MemoryConfig,
-    NoSurface,
-    PostnormFusion,
-    SoftFusion,
-)
-from lamina.config.init import DefaultInit, Init
 from lamina.config.model import ClassifierConfig, DropoutConfig, EmbeddingConfig, LanguageModelConfig, ModelConfig, StackConfig
 from lamina.config.presets import roberta_base
 from lamina.data.batching import Batch
@@ -29,6 +17,11 @@ from lamina.models.build import build_decoder_only, build_masked_model, build_mo
 from lamina.models.decoder_only import DecoderOnly
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.models.masked import MaskedModel
+from lamina.parts.contracts import Fusion, Head, Residual
+from lamina.parts.encoder_fusion import LayerWiseFusion, NoFusion, TransparentFusion
+from lamina.parts.position_kinds import Learned
+from lamina.parts.residuals import DefaultInit
+from lamina.parts.surface_fusion import AttendedFusion, HardFusion, MaxFusion, MeanFusion, NoSurface, PostnormFusion, SoftFusion
 from lamina.text.vocabulary import EOS, PAD
 
 VOCABULARY_SIZE = 40
@@ -36,26 +29,26 @@ VOCABULARY_SIZE = 40
 
 # What cross-attention and the softmax read, and both at once.
 FUSIONS: dict[str, dict[str, Any]] = {
-    "layer-wise": {"memory": MemoryConfig(is_layer_wise=True)},
-    "transparent": {"memory": MemoryConfig(is_transparent=True)},
-    "fine-grained with embedding": {"memory": MemoryConfig(is_transparent=True, is_fine_grained=True, reads_embedding=True)},
-    "transparent with all": {"memory": MemoryConfig(is_transparent=True, reads_embedding=True, embedding_has_positions=True,
+    "layer-wise": {"fusion": LayerWiseFusion()},
+    "transparent": {"fusion": TransparentFusion()},
+    "fine-grained with embedding": {"fusion": TransparentFusion(is_fine_grained=True, reads_embedding=True)},
+    "transparent with all": {"fusion": TransparentFusion(reads_embedding=True, embedding_has_positions=True,
                                                     reads_input=True, has_ffn=True)},
     "att hard": {"surface": AttendedFusion(mode=HardFusion(gate=0.8))},
     "att learned": {"surface": AttendedFusion(has_linear=True, num_heads=2, layer=0)},
     "att soft": {"surface": AttendedFusion(mode=SoftFusion(tau=0.7), has_ffn=False, has_positions=True)},
     "mean postnorm": {"surface": MeanFusion(mode=PostnormFusion())},
     "max hard": {"surface": MaxFusion()},
-    "both": {"memory": MemoryConfig(is_transparent=True, reads_embedding=True),
+    "both": {"fusion": TransparentFusion(reads_embedding=True),
              "surface": AttendedFusion(mode=HardFusion(gate=0.6))},
 }
 
 
-def tiny_config(*, is_pre_norm: bool = False, num_layers: int = 2, dropout_p: float = 0.0, init: Init | None = None,
-                memory: MemoryConfig | None = None, surface: HeadConfig | None = None, **embedding: Any) -> ModelConfig:
+def tiny_config(*, is_pre_norm: bool = False, num_layers: int = 2, dropout_p: float = 0.0, init: Residual | None = None,
+                memory: Fusion | None = None, surface: Head | None = None, **embedding: Any) -> ModelConfig:
     stack = StackConfig(num_layers=num_layers, model_dim=16, ffn_dim=32, num_heads=2, is_pre_norm=is_pre_norm)
     return ModelConfig(encoder=stack, decoder=stack, dropout=DropoutConfig(dropout_p=dropout_p), init=init or DefaultInit(),
-                       memory=memory or MemoryConfig(), surface=surface or NoSurface(),
+                       memory=memory or NoFusion(), surface=surface or NoSurface(),
                        embedding=replace(EmbeddingConfig(share_all=True, max_source_positions=64, max_target_positions=64),
                                          **embedding))
 
@@ -80,7 +73,7 @@ def tiny_language_model(seed: int = 0, **changes: Any) -> DecoderOnly:
 
 def tiny_masked_model(seed: int = 0, *, is_fresh: bool = False, num_classes: int = 0, **stack: Any) -> MaskedModel:
     """A small RoBERTa; `is_fresh` leaves it as it was initialised."""
-    small = {"num_layers": 2, "model_dim": 16, "ffn_dim": 32, "num_heads": 2, "has_learned_positions": True}
+    small = {"num_layers": 2, "model_dim": 16, "ffn_dim": 32, "num_heads": 2, "positions": Learned()}
     own = StackConfig(**{**small, **stack})
     config = replace(roberta_base(), encoder=own, dropout=DropoutConfig(dropout_p=0.0),
                      classifier=ClassifierConfig(num_classes=num_classes))

@@ -12,9 +12,9 @@ import compatibility
 
 from lamina.cli import COMMANDS, load
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, Retired, retired_for
-from lamina.config.presets import PRESETS, TASK_PRESETS
 from lamina.fields import Leaf, default_text, flatten, leaves, unique_leaves
 from lamina.recipes.results import fill_page, read_rows
+from lamina.registry import register
 
 NOTE = "<!-- Written by `make docs` from the configuration classes: change those, or tools/write_docs.py. -->"
 
@@ -267,7 +267,7 @@ PRESET_COLUMNS = ("layers", "embed-dim", "ffn-embed-dim", "attention-heads", "no
 
 def _presets_table() -> str:
     rows = []
-    for name, preset in PRESETS.items():
+    for name, preset in register.arch.items():
         flat, tasks = flatten(preset()), [task for task, presets in TASK_PRESETS.items() if name in presets]
         stacks = [_shown_once(flat[f"{stack}-{column}"] for stack in _stacks(tasks[0])) for column in PRESET_COLUMNS]
         rows.append((f"`{name}`", ", ".join(tasks), *stacks, *(str(flat[drop]) for drop in (

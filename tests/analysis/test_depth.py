@@ -18,11 +18,12 @@ from lamina.analysis.depth import (
     variances,
 )
 from lamina.analysis.samples import made_up_batch
-from lamina.config.fusion import AttendedFusion, MemoryConfig
-from lamina.config.init import Admin, AdminClosedForm, DeepNet, DefaultInit, ReZeroInit, ReZeroPostNorm
 from lamina.config.model import EmbeddingConfig, ModelConfig, StackConfig
-from lamina.config.train_options import CrossEntropy
 from lamina.models.build import BUILDERS, build_model
+from lamina.parts.criteria import CrossEntropy
+from lamina.parts.encoder_fusion import LayerWiseFusion
+from lamina.parts.residuals import Admin, AdminClosedForm, DeepNet, DefaultInit, ReZeroInit, ReZeroPostNorm
+from lamina.parts.surface_fusion import AttendedFusion
 from lamina.training.loss import batch_loss
 from tiny import VOCABULARY_SIZE, tiny_config, tiny_model
 
@@ -146,7 +147,7 @@ def test_output_change_grows_with_depth_in_post_norm_and_with_its_logarithm_in_a
 
 
 def test_a_configuration_at_another_depth():
-    config = tiny_config(num_layers=3, memory=MemoryConfig(is_layer_wise=True), surface=AttendedFusion(layer=2), dropout_p=0.1)
+    config = tiny_config(num_layers=3, fusion=LayerWiseFusion(), surface=AttendedFusion(layer=2), dropout_p=0.1)
     deep = at_depth("translation", config, 40, False, Admin())
     assert (deep.encoder.num_layers, deep.decoder.num_layers, deep.dropout.dropout_p) == (20, 1, 0.0)
     assert at_depth("language_modeling", tiny_config(), 40, True, DefaultInit()).decoder.num_layers == 20

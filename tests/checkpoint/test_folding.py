@@ -7,8 +7,6 @@ import torch
 
 from lamina.checkpoint.folding import MIN_OMEGA, fold
 from lamina.checkpoint.format import load_weights_
-from lamina.config.fusion import AttendedFusion, HardFusion, MaxFusion, MeanFusion, MemoryConfig, SoftFusion
-from lamina.config.init import Admin, AdminClosedForm, DeepNet, DefaultInit, ReZeroInit, ReZeroPostNorm
 from lamina.config.model import LanguageModelConfig
 from lamina.config.search_options import SearchConfig
 from lamina.decode.search import Search
@@ -16,6 +14,10 @@ from lamina.errors import CheckpointError
 from lamina.models.build import build_decoder_only, build_masked_model, build_model
 from lamina.nn.residual import DeepNorm, OmegaAdd, ReZero
 from lamina.nn.stack import ActiveLayers
+from lamina.parts.encoder_fusion import LayerWiseFusion, TransparentFusion
+from lamina.parts.position_kinds import Learned
+from lamina.parts.residuals import Admin, AdminClosedForm, DeepNet, DefaultInit, ReZeroInit, ReZeroPostNorm
+from lamina.parts.surface_fusion import AttendedFusion, HardFusion, MaxFusion, MeanFusion, SoftFusion
 from lamina.pruning.cut import Keep, prune
 from tiny import VOCABULARY_SIZE, pad, tiny_config, tiny_model, tiny_pair
 
@@ -72,7 +74,7 @@ def test_outputs_are_the_same(kind, tables):
 @pytest.mark.parametrize("learned", [("encoder",), ("decoder",), ("encoder", "decoder")])
 def test_learned_positions(learned):
     config = tiny_config(init=Admin())
-    config = replace(config, **{side: replace(getattr(config, side), has_learned_positions=True) for side in learned})
+    config = replace(config, **{side: replace(getattr(config, side), positions=Learned()) for side in learned})
     model = trained(config)
     folded, folded_config = folded_model(model, config)
     assert folded_config.encoder.has_learned_positions
@@ -102,13 +104,13 @@ def test_after_pruning(kind):
 
 
 FUSION = {
-    "layer-wise": {"memory": MemoryConfig(is_layer_wise=True)},
-    "layer-wise, chosen": {"memory": MemoryConfig(is_layer_wise=True, layer_wise_reads=(0, 3, -1))},
+    "layer-wise": {"fusion": LayerWiseFusion()},
+    "layer-wise, chosen": {"fusion": LayerWiseFusion(layer_wise_reads=(0, 3, -1))},
     "surface, last": {"surface": AttendedFusion(mode=HardFusion(gate=0.8))},
     "surface, middle": {"surface": AttendedFusion(layer=0)},
     "surface, input": {"surface": AttendedFusion(layer=-4, mode=SoftFusion())},
     "surface with positions": {"surface": AttendedFusion(has_positions=True)},
-    "both": {"surface": AttendedFusion(layer=1), "memory": MemoryConfig(is_layer_wise=True)},
+    "both": {"surface": AttendedFusion(layer=1), "fusion": LayerWiseFusion()},
 }
 
 
@@ -122,7 +124,7 @@ def test_fusion_that_reads_inner_states(fusion, tables):
 
 
 @pytest.mark.parametrize(("fusion", "name"), [
-    ({"memory": MemoryConfig(is_layer_wise=True, is_transparent=True)}, "--transparent-attention"),
+    ({"fusion": TransparentFusion()}, "--transparent-attention"),
     ({"surface": MeanFusion()}, "--surfacefusion mean"), ({"surface": MaxFusion()}, "--surfacefusion mean and max")])
 def test_fusion_that_cannot_be_folded_is_named(fusion, name):
     config = tiny_config(init=Admin(), **fusion)

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from lamina.cli import main
-from lamina.config.init import INIT_TYPES, DeepNet
 from lamina.config.model import ModelConfig
 from lamina.errors import ConfigError
 from lamina.fields import build, flatten
+from lamina.parts.residuals import DeepNet
+from lamina.registry import register
 
 
-@pytest.mark.parametrize("kind", INIT_TYPES)
+@pytest.mark.parametrize("kind", register.residual)
 def test_every_kind_survives_its_flat_form(kind):
     config = build(ModelConfig, {"init-type": kind})
     assert build(ModelConfig, flatten(config)) == config

@@ -11,10 +11,10 @@ from lamina.cli import COMMANDS, load, main
 from lamina.config import presets
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, RETIRED, retired_for
 from lamina.config.parser import make_parser, parse, resolve, spelled_out
-from lamina.config.presets import PRESETS
 from lamina.config.train_options import TrainConfig
 from lamina.errors import ConfigError
 from lamina.fields import flatten
+from lamina.registry import register
 
 
 def train_config(*words):
@@ -168,7 +168,7 @@ def test_the_decoder_follows_the_encoder_only_where_the_references_do():
 
 
 def test_presets_match_the_published_architectures():
-    flat = {name: flatten(preset()) for name, preset in PRESETS.items()}
+    flat = {name: flatten(preset()) for name, preset in register.arch.items()}
     assert flat["transformer_wmt_en_de_big_t2t"]["encoder-normalize-before"]
     assert flat["transformer_wmt_en_de_big_t2t"]["activation-dropout"] == 0.1
     assert flat["transformer_vaswani_wmt_en_de_big"]["dropout"] == 0.3
@@ -236,7 +236,7 @@ def test_overview_and_version(capsys):
 
 def test_an_arch_belongs_to_a_task(monkeypatch):
     monkeypatch.setitem(presets.TASK_PRESETS, "chess", {"deep": presets.tiny})
-    monkeypatch.setitem(presets.PRESETS, "deep", presets.tiny)
+    monkeypatch.setitem(presets.register.arch, "deep", presets.tiny)
     with pytest.raises(ConfigError, match="--arch deep is a preset for --task chess, and the task is translation"):
         train_config("--arch", "deep")
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lamina.config.optim import Sgd
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.cuda_graphs.recorder import MAX_SHAPES, SIGHTINGS, StaticBatches, compiled_parts, replaced, shape_of
 from lamina.distributed.weights import FlatWeights
+from lamina.parts.update_rules import Sgd
 from lamina.training.loss import batch_loss
 from lamina.training.update import Updater, _why_not_recorded
 from tiny import batch_of, tiny_model

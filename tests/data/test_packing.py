@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from lamina.config.batches import BatchConfig
-from lamina.config.train_options import LabelSmoothedCrossEntropy
 from lamina.data.batching import collate
 from lamina.data.corpus import Example, Languages, ParallelCorpus, open_corpus
 from lamina.data.feed import Feed
 from lamina.data.packing import PackedShape, Sentences, packed, plan_packed
 from lamina.errors import DataError
+from lamina.parts.criteria import LabelSmoothedCrossEntropy
 from lamina.text.vocabulary import EOS, PAD
 from lamina.training.loss import batch_loss
 from tiny import FUSIONS, VOCABULARY_SIZE, make_data, tiny_model

@@ -26,7 +26,6 @@ from golden_files import GOLDEN
 from lamina.checkpoint.format import Checkpoint, save_checkpoint
 from lamina.cli import main
 from lamina.config.generate_options import ModelFiles
-from lamina.config.init import Adaptive
 from lamina.config.parser import parse, resolve
 from lamina.config.train_options import TrainConfig
 from lamina.data.binary import BinaryReader
@@ -38,6 +37,7 @@ from lamina.interop.any_format import load_any
 from lamina.interop.exported_folder import write_folder
 from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.models.build import build_model
+from lamina.parts.residuals import Adaptive
 from lamina.recipes.dataset import read_dataset
 from lamina.recipes.plan import Places, plan_data
 from lamina.recipes.recipe_file import read_recipe

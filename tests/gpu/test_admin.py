@@ -7,10 +7,10 @@ import torch
 
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
-from lamina.config.init import Admin
 from lamina.init.admin import profile_omegas_
+from lamina.nn.cross_entropy import label_smoothed_loss
 from lamina.nn.stack import stacks_of
-from lamina.training.loss import label_smoothed_loss
+from lamina.parts.residuals import Admin
 from tiny import TINY_FLAGS, make_data, tiny_model, tiny_pair
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

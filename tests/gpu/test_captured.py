@@ -8,15 +8,16 @@ import torch
 from torch.nn import functional as F
 
 from descent import LEAST_KEPT, sgd_updater, share_kept
-from lamina.config.init import Admin
 from lamina.config.model import DropoutConfig
-from lamina.config.train_options import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.data.batching import Batch, collate
 from lamina.data.corpus import Example
 from lamina.data.packing import PackedShape, Sentences, packed
 from lamina.models.build import build_model
 from lamina.nn.layout import PackedLayout, lay_out
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
+from lamina.parts.criteria import LabelSmoothedCrossEntropy
+from lamina.parts.residuals import Admin
 from lamina.text.vocabulary import EOS, PAD
 from lamina.training.update import Updater
 from tiny import FUSIONS, VOCABULARY_SIZE, tiny_config
@@ -230,7 +231,7 @@ def test_memory_that_runs_out_cuts_a_packed_batch():
 
 
 def test_the_compiled_loss_is_the_plain_one():
-    from lamina.training.loss import _score_chunk, compiled_chunk
+    from lamina.nn.cross_entropy import _score_chunk, compiled_chunk
 
     torch.manual_seed(0)
     scores = torch.randn(64, 1000, device="cuda").bfloat16()

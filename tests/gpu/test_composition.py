@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from lamina.config.init import Admin, DeepNet, ReZeroPostNorm
 from lamina.config.search_options import SearchConfig
-from lamina.config.train_options import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.data.batching import Batch
 from lamina.decode.search import Search
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
+from lamina.parts.criteria import LabelSmoothedCrossEntropy
+from lamina.parts.residuals import Admin, DeepNet, ReZeroPostNorm
 from lamina.training.update import Updater
 from tiny import FUSIONS, tiny_model, tiny_pair
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lamina.config.model import LanguageModelConfig
-from lamina.config.train_options import CrossEntropy
 from lamina.data.batching import TokenBatch
+from lamina.parts.criteria import CrossEntropy
 from lamina.training.loss import batch_loss
 from tiny import tiny_language_model, tiny_pair
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from lamina.config.init import Admin, AdminClosedForm
 from lamina.init.admin import closed_form_omega, omegas, profile_omegas_, set_omegas_
 from lamina.models.build import build_model
 from lamina.nn.residual import OmegaAdd
+from lamina.parts.residuals import Admin, AdminClosedForm
 from tiny import VOCABULARY_SIZE, pad, tiny_config, tiny_model, tiny_pair
 
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from lamina.config.init import DeepNet
 from lamina.config.model import ModelConfig, StackConfig
 from lamina.init.deepnet import DeepNetConstants
 from lamina.models.build import build_model
+from lamina.parts.residuals import DeepNet
 
 DIM, FFN, LAYERS = 128, 256, 3
 

@@ -7,10 +7,12 @@ import torch
 from torch import nn
 
 from golden_files import read_json
-from lamina.config.fusion import AttendedFusion, MemoryConfig
 from lamina.config.model import EmbeddingConfig, ModelConfig, StackConfig
 from lamina.interop.fairseq import places
 from lamina.models.build import build_model
+from lamina.parts.encoder_fusion import TransparentFusion
+from lamina.parts.position_kinds import Learned
+from lamina.parts.surface_fusion import AttendedFusion
 
 DIM, FFN = 256, 512
 
@@ -18,7 +20,7 @@ DIM, FFN = 256, 512
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    stack = StackConfig(num_layers=1, model_dim=DIM, ffn_dim=FFN, num_heads=4, has_learned_positions=True)
+    stack = StackConfig(num_layers=1, model_dim=DIM, ffn_dim=FFN, num_heads=4, positions=Learned())
     return build_model(ModelConfig(encoder=stack, decoder=stack, embedding=EmbeddingConfig()), 600, 700)
 
 
@@ -71,7 +73,7 @@ def test_a_narrower_memory_takes_the_full_gain():
 
 @pytest.mark.parametrize(("name", "config"), [
     ("sf", {"surface": AttendedFusion(has_linear=True)}),
-    ("ta", {"memory": MemoryConfig(is_transparent=True, is_fine_grained=True, reads_embedding=True)}),
+    ("ta", {"fusion": TransparentFusion(is_fine_grained=True, reads_embedding=True)}),
 ])
 def test_fusion_starts_as_in_the_authors_code(name, config):
     """Mean, spread and range of every parameter that the fork's fusion adds: within what so many draws allow."""

@@ -8,11 +8,12 @@ import torch
 from lamina.api import Translator
 from lamina.checkpoint.format import Checkpoint, load_checkpoint, save_checkpoint
 from lamina.cli import main
-from lamina.config.init import Admin, DeepNet, ReZeroInit, ReZeroPostNorm
 from lamina.config.model import DropoutConfig, EmbeddingConfig, LanguageModelConfig, ModelConfig, StackConfig
 from lamina.errors import CheckpointError
 from lamina.fields import flatten
 from lamina.interop.ctranslate2 import ACTIVATIONS, check_representable, write_ctranslate2
+from lamina.parts.position_kinds import Learned
+from lamina.parts.residuals import Admin, DeepNet, ReZeroInit, ReZeroPostNorm
 from lamina.pruning.cut import Keep, prune_checkpoint
 from lamina.text.subword import Whitespace, subword_to_dict
 from tiny import FUSIONS, VOCABULARY_SIZE, make_data, tiny_config, tiny_language_model, tiny_model
@@ -61,7 +62,7 @@ def random_pairs(number=12):
 def uneven():
     """Depths, heads, orders and positions that differ between the sides."""
     config = tiny_config(share_all=False)
-    return replace(config, encoder=replace(config.encoder, has_learned_positions=True, num_layers=3, num_heads=4),
+    return replace(config, encoder=replace(config.encoder, positions=Learned(), num_layers=3, num_heads=4),
                    decoder=replace(config.decoder, is_pre_norm=True))
 
 
@@ -90,7 +91,7 @@ def test_scores_of_a_pruned_model(tmp_path):
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"is_pre_norm": False}, {"share_decoder": True}, {"has_learned_positions": True},
+    {}, {"is_pre_norm": False}, {"share_decoder": True}, {"positions": Learned()},
     {"lm": LanguageModelConfig(has_final_norm=False)}, {"lm": LanguageModelConfig(input_dim=8, output_dim=8)}])
 def test_scores_of_a_language_model(tmp_path, options):
     theirs = pytest.importorskip("ctranslate2")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from lamina.config.presets import PRESETS, TASK_PRESETS
 from lamina.errors import ConfigError
 from lamina.models.build import PAD_ID, build_decoder_only, build_model
+from lamina.registry import register
 from lamina.text.vocabulary import PAD
 from tiny import VOCABULARY_SIZE, tiny_config, tiny_model
 
@@ -54,7 +54,7 @@ EXPECTED_PARAMS = {"transformer": 6, "transformer_iwslt_de_en": 6, "transformer_
 
 @pytest.mark.parametrize("arch", EXPECTED_PARAMS)
 def test_number_of_parameters(arch):
-    config = PRESETS[arch]()
+    config = register.arch[arch]()
     dim, ffn_dim, vocab = config.encoder.model_dim, config.encoder.ffn_dim, 1000
     attention, ffn, norm = 4 * dim**2 + 4 * dim, 2 * dim * ffn_dim + dim + ffn_dim, 2 * dim
     layers = 6 * (attention + ffn + 2 * norm) + 6 * (2 * attention + ffn + 3 * norm)
@@ -63,17 +63,17 @@ def test_number_of_parameters(arch):
     assert sum(parameter.numel() for parameter in model.parameters()) == layers + 3 * vocab * dim
 
 
-@pytest.mark.parametrize("arch", TASK_PRESETS["language_modeling"])
+@pytest.mark.parametrize("arch", register.arch.of_task("language_modeling"))
 def test_every_preset_of_a_language_model_builds_and_runs(arch):
-    config = PRESETS[arch]()
+    config = register.arch[arch]()
     with torch.device("meta"):
         model = build_decoder_only(config, 70000)
     assert model.log_probs(torch.ones(1, 2, dtype=torch.long, device="meta")).shape == (1, 2, 70000)
 
 
-@pytest.mark.parametrize("arch", TASK_PRESETS["translation"])
+@pytest.mark.parametrize("arch", register.arch.of_task("translation"))
 def test_every_preset_builds_and_runs(arch):
-    config = PRESETS[arch]()
+    config = register.arch[arch]()
     if config.encoder.model_dim > 512:
         with torch.device("meta"):
             model = build_model(config, 12, 12)

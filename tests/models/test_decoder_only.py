@@ -13,6 +13,7 @@ from lamina.decode.search import Search
 from lamina.errors import ConfigError
 from lamina.models.build import build_decoder_only
 from lamina.nn.stack import ActiveLayers
+from lamina.parts.position_kinds import Learned
 from lamina.pruning.cut import Keep, prune
 from lamina.text.vocabulary import EOS
 from tiny import VOCABULARY_SIZE, pad, tiny_language_model, tiny_lm_config, tiny_pair
@@ -23,7 +24,7 @@ CONFIGURATIONS = {
     "pre": {},
     "post": {"is_pre_norm": False},
     "tied": {"share_decoder": True},
-    "learned positions": {"has_learned_positions": True},
+    "learned positions": {"positions": Learned()},
     "no positions": {"has_positions": False},
     "no final norm": {"lm": LanguageModelConfig(has_final_norm=False)},
     "other widths": {"lm": LanguageModelConfig(input_dim=12, output_dim=8)},

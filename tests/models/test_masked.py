@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from lamina.config.presets import PRESETS, TASK_PRESETS, roberta_base, roberta_large
+from lamina.config.presets import roberta_base, roberta_large
 from lamina.models.build import build_masked_model
 from lamina.nn.stack import ActiveLayers
+from lamina.registry import register
 from tiny import VOCABULARY_SIZE, pad, tiny_masked_model, tiny_pair
 
 
@@ -34,11 +35,11 @@ def test_number_of_parameters(preset, expected):
     assert model.logits(torch.ones(1, 3, dtype=torch.long, device="meta")).shape == (1, 3, vocab)
 
 
-@pytest.mark.parametrize("arch", TASK_PRESETS["masked_lm"])
+@pytest.mark.parametrize("arch", register.arch.of_task("masked_lm"))
 def test_every_preset_builds_and_runs(arch):
-    assert arch in TASK_PRESETS["sentence_prediction"]
+    assert arch in register.arch.of_task("sentence_prediction")
     with torch.device("meta"):
-        model = build_masked_model(PRESETS[arch](), 12)
+        model = build_masked_model(register.arch[arch](), 12)
     assert model.logits(torch.ones(1, 2, dtype=torch.long, device="meta")).shape == (1, 2, 12)
 
 

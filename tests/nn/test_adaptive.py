@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from lamina.nn.adaptive import AdaptiveHead, AdaptiveTable, Band, Tail
+from lamina.nn.cross_entropy import Term
 from lamina.nn.embedding import TokenTable
-from lamina.nn.heads import Term
 from lamina.training import loss as loss_module
 from lamina.training.loss import adaptive_loss
 

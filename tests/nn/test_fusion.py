@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lamina.config.fusion import MemoryConfig
 from lamina.models.build import build_model
-from lamina.nn.fusion import FINAL, LayerAttention, LayerWise, spread_evenly
+from lamina.nn.fusion import FINAL, LayerAttention, LayerWise
 from lamina.nn.stack import StackOutput
+from lamina.parts.encoder_fusion import LayerWiseFusion, TransparentFusion, spread_evenly
 from tiny import tiny_config, tiny_model, tiny_pair
 
 
@@ -73,7 +73,7 @@ def test_dropout_on_the_weights_comes_before_or_after_their_softmax():
 
 
 def test_unequal_depths_and_widths_run():
-    for memory in (MemoryConfig(is_layer_wise=True), MemoryConfig(is_transparent=True, reads_embedding=True)):
+    for memory in (LayerWiseFusion(), TransparentFusion(reads_embedding=True)):
         config = tiny_config(share_all=False, memory=memory)
         config = replace(config, encoder=replace(config.encoder, num_layers=5, model_dim=24),
                          decoder=replace(config.decoder, num_layers=3))
@@ -81,7 +81,7 @@ def test_unequal_depths_and_widths_run():
 
 
 def test_only_the_states_that_are_read_stay_alive():
-    model = tiny_model(memory=MemoryConfig(is_layer_wise=True))
+    model = tiny_model(fusion=LayerWiseFusion())
     kept = model.encode(tiny_pair()[0]).output.states
     assert [state is not None for state in kept] == [False, True, False]
     assert all(state is None for state in tiny_model().encode(tiny_pair()[0]).output.states)

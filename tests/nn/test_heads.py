@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from golden_files import read_tensors
-from lamina.config.fusion import AttendedFusion, HardFusion, MaxFusion, MeanFusion, PostnormFusion, SoftFusion
 from lamina.config.presets import transformer_surface_fusion
 from lamina.decode.scoring import token_log_probs
 from lamina.models.build import build_model
@@ -12,6 +11,7 @@ from lamina.nn.embedding import InputEmbedding, TokenTable, WordDropout
 from lamina.nn.heads import log_probs, normalise, sharpen
 from lamina.nn.layout import Layout
 from lamina.nn.positions import SinusoidalPositions
+from lamina.parts.surface_fusion import AttendedFusion, HardFusion, MaxFusion, MeanFusion, PostnormFusion, SoftFusion
 from tiny import VOCABULARY_SIZE, tiny_model, tiny_pair
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from lamina.config.init import Admin
 from lamina.config.model import LanguageModelConfig
 from lamina.nn.prepacked import Int8Linear, PrepackedLinear, can_prepack, prepack_
+from lamina.parts.residuals import Admin
 from tiny import FUSIONS, tiny_config, tiny_language_model, tiny_masked_model, tiny_model, tiny_pair
 
 MODELS = {"plain": {}, "untied": {"share_all": False}, "pre-norm": {"is_pre_norm": True}, "admin": {"init": Admin()}, **FUSIONS}

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from lamina.config.init import INIT_TYPES, DeepNet, ReZeroInit, ReZeroPostNorm
 from lamina.nn.residual import Add, DeepNorm, OmegaAdd, ReZero
+from lamina.parts.residuals import DeepNet, ReZeroInit, ReZeroPostNorm
+from lamina.registry import register
 from tiny import tiny_model
 
 X, BRANCH = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
@@ -31,7 +32,7 @@ def test_half_precision_stays_half(add):
 
 
 def test_names_are_a_file_format():
-    names = {name for name, _ in tiny_model(num_layers=1, init=INIT_TYPES["admin"]()).named_parameters() if ".add." in name}
+    names = {name for name, _ in tiny_model(num_layers=1, init=register.residual["admin"]()).named_parameters() if ".add." in name}
     assert names == {"encoder.layers.0.attn_residual.add.omega", "encoder.layers.0.ffn_residual.add.omega",
                      "decoder.layers.0.attn_residual.add.omega", "decoder.layers.0.cross_residual.add.omega",
                      "decoder.layers.0.ffn_residual.add.omega"}

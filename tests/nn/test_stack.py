@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from lamina.config.model import ACTIVATIONS as ACTIVATION_NAMES
 from lamina.nn.attention import SelfAttention
 from lamina.nn.embedding import Embedded
-from lamina.nn.feed_forward import ACTIVATIONS, FeedForward
+from lamina.nn.feed_forward import FeedForward
 from lamina.nn.layout import Layout
 from lamina.nn.positions import LearnedPositions, SinusoidalPositions, sinusoid_table
 from lamina.nn.residual import Add, PostNorm, PreNorm

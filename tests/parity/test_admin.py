@@ -7,7 +7,7 @@ from golden_files import HAS_ALL, compare_with_fixture, read_json, read_model, r
 from lamina.init.admin import profile_omegas_
 from lamina.init.deepnet import DeepNetConstants
 from lamina.interop.fairseq import places
-from lamina.training.loss import label_smoothed_loss
+from lamina.nn.cross_entropy import label_smoothed_loss
 
 FIXTURES = ["admin_adaptive", "rezero", "rezero_postln", "deepnet",
             *(["admin_default_postln", "rezero_preln"] if HAS_ALL else [])]

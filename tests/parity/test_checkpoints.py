@@ -8,10 +8,10 @@ import torch
 
 from golden_files import GOLDEN
 from lamina.cli import main
-from lamina.config.train_options import LabelSmoothedCrossEntropy
 from lamina.data.corpus import Languages, open_corpus
 from lamina.interop.any_format import load_any
 from lamina.interop.fairseq_file import DictionaryPlaces
+from lamina.parts.criteria import LabelSmoothedCrossEntropy
 from lamina.training.loss import batch_loss
 
 NUMBER = re.compile(r"(?<=\s)-\d+\.\d+")

@@ -7,11 +7,11 @@ from fairseq_files import write_fixture_file
 from golden_files import compare_with_fixture, place_of, read_json, read_model, read_tensors
 from lamina.cli import main
 from lamina.config.presets import transformer_lm_wiki103
-from lamina.config.train_options import CrossEntropy
 from lamina.data.batching import TokenBatch
 from lamina.errors import CheckpointError
 from lamina.interop.fairseq import language_model_config
 from lamina.models.build import build_decoder_only
+from lamina.parts.criteria import CrossEntropy
 from lamina.training.loss import batch_loss
 
 # Of these two, the reference's own loss leaves out a term wherever a target is the second word of a band; ours never does.

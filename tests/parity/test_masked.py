@@ -6,8 +6,8 @@ import torch
 from golden_files import compare_with_fixture, read_json, read_tensors
 from lamina.errors import CheckpointError
 from lamina.interop.fairseq import model_from_fairseq
+from lamina.nn.cross_entropy import label_smoothed_loss
 from lamina.nn.stack import ActiveLayers
-from lamina.training.loss import label_smoothed_loss
 
 FIXTURE = "roberta_tiny"
 

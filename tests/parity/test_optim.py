@@ -23,7 +23,7 @@ def test_trajectory_matches_the_reference(name):
     hyper = config["hyper"]
     flat = {key.replace("_", "-"): hyper[key] for key in ("adam_betas", "adam_eps", "weight_decay")}
     master = torch.cat([given["w0"], given["b0"]])
-    optimizer = build_optimizer(build(options.OPTIMIZERS[config["optimizer"]], flat), master)
+    optimizer = build_optimizer(build(options.register.optimizer[config["optimizer"]], flat), master)
 
     size = given["w0"].numel()
     for step in range(1, max(config["steps"]) + 1):

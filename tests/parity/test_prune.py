@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from golden_files import read_json, read_model, read_tensors
-from lamina.config.presets import PRESETS, TASK_PRESETS
 from lamina.interop.fairseq import model_from_fairseq
 from lamina.models.build import BUILDERS
 from lamina.pruning.cut import Keep, prune
+from lamina.registry import register
 
 
 def pruned_model(fixture, encoder, decoder, weights=None):
@@ -73,10 +73,10 @@ COUNTS = [
 @pytest.mark.parametrize(("name", "arch", "vocab_size", "keep", "what"), COUNTS, ids=[row[0] for row in COUNTS])
 def test_number_of_parameters(name, arch, vocab_size, keep, what):
     """246,933,504 and 146,163,712 for the language model of WikiText-103, whole and at half its depth."""
-    counts, config = read_json("param_counts", "param_counts.json"), PRESETS[arch]()
+    counts, config = read_json("param_counts", "param_counts.json"), register.arch[arch]()
     if name.endswith(" shared"):
         config = replace(config, embedding=replace(config.embedding, share_all=True))
-    task = next(task for task, presets in TASK_PRESETS.items() if PRESETS[arch] in presets or arch in presets)
+    task = next(task for task, presets in TASK_PRESETS.items() if register.arch[arch] in presets or arch in presets)
     sizes = (vocab_size, vocab_size) if task == "translation" else (vocab_size,)
 
     def build(config):

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lamina.config.optim import SCHEDULES
 from lamina.fields import build, leaves
-from lamina.training.schedules import build_schedule
+from lamina.registry import register
 
 TABLES = json.loads((Path(__file__).parents[1] / "golden" / "lr_schedules" / "tables.json").read_text())
 
@@ -17,7 +16,7 @@ def test_schedule_matches_the_reference_table(name):
     table = TABLES[name]
     args = dict(table["args"])
     lr, min_lr, max_update = tuple(args.pop("lr")), args.pop("min_lr", -1.0), args.pop("max_update", 0)
-    cls = SCHEDULES[table["scheduler"]]
+    cls = register.schedule[table["scheduler"]]
     flat = {key.replace("_", "-"): value for key, value in args.items() if value is not None}
     known = {leaf.name for leaf in leaves(cls)}
     # The one option that the fixture lists and we refuse for this schedule; it is unset there.

@@ -6,15 +6,16 @@ import pytest
 import torch
 
 from golden_files import HAS_ALL, read_json, read_model, read_tensors
-from lamina.config.optim import Adam, InverseSqrt
-from lamina.config.train_options import LabelSmoothedCrossEntropy, OptimizationConfig, PrecisionConfig
+from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.data.batching import Batch
 from lamina.data.feed import Share
 from lamina.interop.fairseq import _DEAD, _PERHAPS_DEAD, places
+from lamina.parts.criteria import LabelSmoothedCrossEntropy
+from lamina.parts.rate_schedules import InverseSqrt
+from lamina.parts.update_rules import Adam
 from lamina.training.divergence import DivergenceWatch
 from lamina.training.loop import run_updates
 from lamina.training.progress import Progress
-from lamina.training.schedules import build_schedule
 from lamina.training.update import Updater
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from golden_files import HAS_ALL, compare_norms, compare_with_fixture, read_json, read_model, read_tensors
-from lamina.training.loss import label_smoothed_loss
+from lamina.nn.cross_entropy import label_smoothed_loss
 
 FIXTURES = ["transformer_postln", "transformer_preln", "transformer_learned_pos", "transformer_layernorm_embedding",
             "transformer_separate_vocabs", "transformer_shared_all_embeddings",

@@ -209,7 +209,7 @@ def test_scores_of_given_translations_in_chunks(monkeypatch):
     source, _ = tiny_pair(batch=2)
     target_in, target_out = pad_targets([[5, 6, 7, 2], [8, 2]], CPU)
     assert target_in.tolist() == [[2, 5, 6, 7], [2, 8, 1, 1]]
-    monkeypatch.setattr("lamina.decode.scoring.CHUNK_SIZE", 100)
+    monkeypatch.setattr("lamina.nn.heads.CHUNK_SIZE", 100)
     found = token_log_probs(models, (source, target_in), target_out)
     mean = sum(model.log_probs(source, target_in).exp() for model in models) / 2
     torch.testing.assert_close(found, mean.log().gather(2, target_out[:, :, None])[:, :, 0], rtol=1e-4, atol=1e-5)

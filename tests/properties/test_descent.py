@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from descent import LEAST_KEPT, loss_and_norm, sgd_updater, share_kept
-from lamina.config.init import Admin
 from lamina.config.model import DropoutConfig
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers, stacks_of
+from lamina.parts.residuals import Admin
 from tiny import FUSIONS, batch_of, tiny_config, tiny_model
 
 PARTS = {"plain": {}, "admin": {"init": Admin()}, **FUSIONS}

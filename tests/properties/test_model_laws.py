@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from lamina.config.init import Admin, AdminClosedForm, DeepNet, ReZeroInit, ReZeroPostNorm
 from lamina.config.search_options import SearchConfig
 from lamina.decode.search import Search
 from lamina.nn.heads import normalise
+from lamina.parts.residuals import Admin, AdminClosedForm, DeepNet, ReZeroInit, ReZeroPostNorm
 from tiny import FUSIONS, pad, tiny_model, tiny_pair
 
 CONFIGURATIONS = {

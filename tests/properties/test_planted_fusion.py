@@ -10,11 +10,12 @@ from torch import nn
 from lamina.analysis.embeddings import aligned_words, similarity, spectrum, token_tables
 from lamina.analysis.fusion_weights import by_frequency, fusion_weights, gates, mixes_hard, source_attention
 from lamina.analysis.hiding import Judge, masks_of, measure_masks
-from lamina.config.fusion import AttendedFusion, HardFusion, MeanFusion, MemoryConfig, SoftFusion
 from lamina.data.batching import collate
 from lamina.data.corpus import Example
 from lamina.metrics.bleu import Bleu
 from lamina.nn.stack import ActiveLayers
+from lamina.parts.encoder_fusion import LayerWiseFusion, NoFusion, TransparentFusion
+from lamina.parts.surface_fusion import AttendedFusion, HardFusion, MeanFusion, SoftFusion
 from lamina.text.vocabulary import EOS, UNK
 from tiny import FUSIONS, VOCABULARY_SIZE, batch_of, tiny_model
 
@@ -46,7 +47,7 @@ def make_identity_(layer):
 
 @pytest.mark.parametrize("is_fine_grained", [False, True])
 def test_fusion_weights(is_fine_grained):
-    model = tiny_model(num_layers=3, memory=MemoryConfig(is_transparent=True, reads_embedding=True, reads_input=True,
+    model = tiny_model(num_layers=3, fusion=TransparentFusion(reads_embedding=True, reads_input=True,
                                                          is_fine_grained=is_fine_grained))
     planted = np.random.default_rng(0).dirichlet(np.ones(5), size=3)
     logits = torch.tensor(planted).log()
@@ -67,10 +68,10 @@ def test_fusion_weights(is_fine_grained):
 
 
 def test_layer_wise_attention_reads_one_layer_each():
-    found = fusion_weights(tiny_model(num_layers=3, memory=MemoryConfig(is_layer_wise=True)))
+    found = fusion_weights(tiny_model(num_layers=3, fusion=LayerWiseFusion()))
     assert found.columns == ("layer 1", "layer 2", "layer 3")
     np.testing.assert_array_equal(found.shares, np.eye(3))
-    found = fusion_weights(tiny_model(num_layers=2, memory=MemoryConfig(is_layer_wise=True, layer_wise_reads=(0, -1))))
+    found = fusion_weights(tiny_model(num_layers=2, fusion=LayerWiseFusion(layer_wise_reads=(0, -1))))
     assert found.columns == ("input", "layer 1", "layer 2")
     np.testing.assert_array_equal(found.shares, [[1, 0, 0], [0, 0, 1]])
     assert fusion_weights(tiny_model()) is None
@@ -134,7 +135,7 @@ def judge(model, data, beam=0):
         str(token) for token in ids if token > UNK))
 
 
-@pytest.mark.parametrize("memory", [MemoryConfig(), MemoryConfig(is_layer_wise=True, layer_wise_reads=(-1, -1, -1))])
+@pytest.mark.parametrize("memory", [NoFusion(), LayerWiseFusion(layer_wise_reads=(-1, -1, -1))])
 def test_only_the_layer_that_matters_is_missed(memory):
     model = tiny_model(num_layers=3, is_pre_norm=True, memory=memory)
     for number in (0, 2):
@@ -158,7 +159,7 @@ def loss_of(log_probs, data):
 
 
 def test_a_masked_column_leaves_its_share_to_the_others():
-    model = tiny_model(num_layers=3, memory=MemoryConfig(is_transparent=True, reads_embedding=True))
+    model = tiny_model(num_layers=3, fusion=TransparentFusion(reads_embedding=True))
     with torch.no_grad():
         # All read layer 2, and a little of the embedding.
         model.memory.weight.copy_(torch.tensor([0.25, 1e-12, 0.75, 1e-12]).log().expand(3, -1))
@@ -195,7 +196,7 @@ def test_without_the_surface_the_decoder_speaks_alone(mode):
 
 
 def test_a_mix_of_one_layer_cannot_be_masked():
-    assert masks_of(tiny_model(num_layers=1, memory=MemoryConfig(is_transparent=True))) == []
+    assert masks_of(tiny_model(num_layers=1, fusion=TransparentFusion())) == []
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)

@@ -4,13 +4,13 @@ import math
 
 import torch
 
-from lamina.config.init import Admin, DefaultInit
 from lamina.config.model import DropoutConfig, EmbeddingConfig, ModelConfig, StackConfig
-from lamina.config.optim import Adam
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.data.batching import Batch
 from lamina.init.admin import profile_omegas_
 from lamina.models.build import build_model
+from lamina.parts.residuals import Admin, DefaultInit
+from lamina.parts.update_rules import Adam
 from lamina.text.vocabulary import EOS
 from lamina.training.update import Updater
 

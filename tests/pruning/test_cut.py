@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from lamina.checkpoint.format import Checkpoint, load_weights_
-from lamina.config.fusion import AttendedFusion, HardFusion, MemoryConfig
-from lamina.config.init import Admin, DeepNet, DefaultInit, ReZeroInit, ReZeroPostNorm
 from lamina.config.keep import KeepConfig
 from lamina.errors import ConfigError
 from lamina.fields import flatten
 from lamina.models.build import build_model
 from lamina.nn.stack import ActiveLayers
+from lamina.parts.encoder_fusion import LayerWiseFusion, TransparentFusion
+from lamina.parts.residuals import Admin, DeepNet, DefaultInit, ReZeroInit, ReZeroPostNorm
+from lamina.parts.surface_fusion import AttendedFusion, HardFusion
 from lamina.pruning.cut import PRUNING_LINE, Keep, prune, prune_checkpoint, prune_on_loading, structure_of
 from tiny import FUSIONS, VOCABULARY_SIZE, tiny_config, tiny_model, tiny_pair
 
@@ -31,8 +32,8 @@ RESIDUALS = {f"{order}, {init}": {**ORDERS[order], "init": INITS[init]} for orde
 ALL_FUSIONS = {
     "none": {},
     **FUSIONS,
-    "layer-wise as told": {"memory": MemoryConfig(is_layer_wise=True, layer_wise_reads=(2, 0, -1))},
-    "fine-grained": {"memory": MemoryConfig(is_transparent=True, is_fine_grained=True)},
+    "layer-wise as told": {"fusion": LayerWiseFusion(layer_wise_reads=(2, 0, -1))},
+    "fine-grained": {"fusion": TransparentFusion(is_fine_grained=True)},
     "att at 1": {"surface": AttendedFusion(mode=HardFusion(gate=0.8), layer=1)},
     "att at -2": {"surface": AttendedFusion(mode=HardFusion(gate=0.8), layer=-2)},
     "att at the input": {"surface": AttendedFusion(layer=-DEPTH - 1)},
@@ -164,7 +165,7 @@ def test_the_file_is_named_in_errors():
 
 @pytest.mark.parametrize(("keep", "is_known"), [(Keep(None, (0, 2)), True), (Keep((1, 2), None), False)])
 def test_the_optimizer_forgets_the_weights_of_a_mix_whose_columns_were_merged(keep, is_known):
-    stored = checkpoint(memory=MemoryConfig(is_transparent=True))
+    stored = checkpoint(fusion=TransparentFusion())
     small = prune_checkpoint(stored, keep)
     moments = small.training["optimizer"]["exp_avg"]
     assert set(small.weights) - set(moments) == (set() if is_known else {"memory.weight"})

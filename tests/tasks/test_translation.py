@@ -4,7 +4,6 @@ import pytest
 
 from lamina.config.batches import DataConfig
 from lamina.config.model import EmbeddingConfig, ModelConfig
-from lamina.config.presets import TASK_PRESETS
 from lamina.errors import DataError
 from lamina.models.build import BUILDERS
 from lamina.tasks import TASKS

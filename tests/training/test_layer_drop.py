@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from lamina.config.model import StackConfig
-from lamina.config.optim import Adam, Sgd
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.errors import ConfigError
 from lamina.models.build import build_model
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
+from lamina.parts.update_rules import Adam, Sgd
 from lamina.pruning.cut import Keep, prune
 from lamina.training.layer_drop import LayerDrop, drop_rates, run_in_any
 from lamina.training.update import Updater

@@ -5,8 +5,7 @@ import torch
 from torch.nn import functional as F
 
 import lamina.training.loss as loss_module
-from lamina.nn.heads import Term
-from lamina.training.loss import label_smoothed_loss, sentence_loss
+from lamina.nn.cross_entropy import Term, label_smoothed_loss, sentence_loss
 
 PAD = 1
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from lamina.cli import main
-from lamina.config.init import Admin
+from lamina.nn.cross_entropy import label_smoothed_loss
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers, stacks_of
-from lamina.training.loss import label_smoothed_loss
+from lamina.parts.residuals import Admin
 from lamina.training.update import Updater
 from tiny import TINY_FLAGS, make_data, tiny_model, tiny_pair
 

@@ -42,7 +42,7 @@ def assert_same(left, right):
 
 
 def test_every_optimizer_is_covered_here():
-    assert {type(config) for config in CONFIGS} == set(options.OPTIMIZERS.values())
+    assert {type(config) for config in CONFIGS} == set(options.register.optimizer.values())
 
 
 @every_optimizer
@@ -153,7 +153,7 @@ def test_the_learning_rate_may_be_a_tensor_on_any_float_type():
 
 
 def test_state_names_are_a_file_format():
-    names = {name: list(start(cls()).state()) for name, cls in options.OPTIMIZERS.items()}
+    names = {name: list(start(cls()).state()) for name, cls in options.register.optimizer.items()}
     adam = ["step", "exp_avg", "exp_avg_sq"]
     assert names == {"adam": adam, "adam2": adam, "radam": adam, "adamw": adam, "nag": ["step", "momentum_buffer"],
                      "sgd": ["step"]}
@@ -213,8 +213,8 @@ def test_a_captured_step_replays_as_the_plain_one(config):
 
 # Both choices side by side, as the training configuration has them.
 Holder = make_dataclass("Holder", [
-    ("optimizer", options.Optimizer, variant("optimizer", "how weights move", options.OPTIMIZERS, default="adam")),
-    ("schedule", options.Schedule, variant("lr-scheduler", "how fast", options.SCHEDULES, default="fixed")),
+    ("optimizer", options.Optimizer, variant("optimizer", "how weights move", options.register.optimizer, default="adam")),
+    ("schedule", options.Schedule, variant("lr-scheduler", "how fast", options.register.schedule, default="fixed")),
 ], frozen=True, kw_only=True)
 
 

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from lamina.config.optim import SCHEDULES, Cosine, Fixed, InverseSqrt, Linear, Poly, PolynomialDecay
 from lamina.errors import ConfigError
-from lamina.training.schedules import build_schedule
+from lamina.parts.rate_schedules import Cosine, Fixed, InverseSqrt, Linear, Poly, PolynomialDecay
+from lamina.registry import register
 
 
 def make(config, lr=(0.001,), min_lr=-1.0, max_update=100):
@@ -20,7 +20,7 @@ CONFIGS = [Fixed(warmup_updates=10), InverseSqrt(warmup_updates=10), Linear(warm
 
 
 def test_every_schedule_is_covered_here():
-    assert {type(config) for config in CONFIGS} == set(SCHEDULES.values())
+    assert {type(config) for config in CONFIGS} == set(register.schedule.values())
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)

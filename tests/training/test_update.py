@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import lamina.training.update as update_module
-from lamina.config.optim import Sgd
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.distributed.weights import ALIGNMENT, FlatWeights
 from lamina.errors import DivergenceError
 from lamina.models.build import build_model
+from lamina.parts.update_rules import Sgd
 from lamina.training.divergence import MAX_BAD_IN_A_ROW, MAX_SKIPPED_IN_A_ROW, DivergenceWatch
 from lamina.training.loss import batch_loss
 from lamina.training.loss_scale import LossScale

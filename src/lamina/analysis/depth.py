@@ -13,15 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from lamina.analysis.probes import Sum, watch_final, watch_layers, watch_sums
-from lamina.config.fusion import MemoryConfig, NoSurface
-from lamina.config.init import Adaptive, Admin, DeepNet, DefaultInit, Init, ProfiledInit
 from lamina.config.model import DropoutConfig, ModelConfig
-from lamina.config.train_options import CrossEntropy
 from lamina.data.batching import AnyBatch
 from lamina.fields import flatten
 from lamina.init.admin import profile_omegas_, set_omegas_
 from lamina.models.build import BUILDERS
 from lamina.nn.stack import stacks_of
+from lamina.parts.contracts import Residual
+from lamina.parts.criteria import CrossEntropy
+from lamina.parts.encoder_fusion import NoFusion
+from lamina.parts.residuals import Adaptive, Admin, DeepNet, DefaultInit, ProfiledInit
+from lamina.parts.surface_fusion import NoSurface
 from lamina.training.admin_profile import read_profile
 from lamina.training.loss import batch_loss
 
@@ -99,9 +101,9 @@ def output_change(model: nn.Module, stack: nn.Module, batch: AnyBatch, *, step: 
     return (finals[0] - finals[1]).double().square().sum(dim=1).mean().item()
 
 
-def kinds_to_compare(config: ModelConfig) -> dict[str, tuple[bool, Init]]:
+def kinds_to_compare(config: ModelConfig) -> dict[str, tuple[bool, Residual]]:
     """Whether Pre-LN, and the residuals, by name; the configuration's own too, if it is none of the usual three."""
-    kinds: dict[str, tuple[bool, Init]] = {"Post-LN": (False, DefaultInit()), "Pre-LN": (True, DefaultInit()),
+    kinds: dict[str, tuple[bool, Residual]] = {"Post-LN": (False, DefaultInit()), "Pre-LN": (True, DefaultInit()),
                                            "Admin": (False, Admin())}
     if not isinstance(config.init, (DefaultInit, ProfiledInit)):
         # DeepNet's constants follow the depth here, whatever depth the configuration's own belong to.
@@ -114,7 +116,7 @@ def output_change_by_depth(task: str, config: ModelConfig, vocab_sizes: tuple[in
                            sub_layers: Sequence[int], *, step: float = STEP, repeats: int = 1, seed: int = 1,
                            advance: Callable[[int], None] = lambda _: None) -> dict[str, list[float]]:
     """The mean over freshly initialised models of the configuration's widths, by kind of residual and depth."""
-    def change(depth: int, kind: tuple[bool, Init], own_seed: int) -> float:
+    def change(depth: int, kind: tuple[bool, Residual], own_seed: int) -> float:
         torch.manual_seed(own_seed)
         model = BUILDERS[task](at_depth(task, config, depth, *kind), vocab_sizes).to(batch.target.device).eval()
         fill_omegas_(model, kind[1], batch)
@@ -125,7 +127,7 @@ def output_change_by_depth(task: str, config: ModelConfig, vocab_sizes: tuple[in
             for name, kind in kinds_to_compare(config).items()}
 
 
-def fill_omegas_(model: nn.Module, init: Init, batch: AnyBatch) -> None:
+def fill_omegas_(model: nn.Module, init: Residual, batch: AnyBatch) -> None:
     """As training would before its first update, without dropout; a profile is read where one is named."""
     match init:
         case Adaptive(profile=str(path)):
@@ -134,12 +136,12 @@ def fill_omegas_(model: nn.Module, init: Init, batch: AnyBatch) -> None:
             profile_omegas_(model, [lambda: model(*batch.inputs)])
 
 
-def at_depth(task: str, config: ModelConfig, num_sub_layers: int, is_pre_norm: bool, init: Init) -> ModelConfig:
+def at_depth(task: str, config: ModelConfig, num_sub_layers: int, is_pre_norm: bool, init: Residual) -> ModelConfig:
     """The configuration with its first stack at this depth and the other one layer deep, without dropout and fusion."""
     depths = {"encoder": 1, "decoder": 1, first_stack(task): max(num_sub_layers // SUB_LAYERS_A_LAYER, 1)}
     stacks = {side: replace(getattr(config, side), num_layers=depth, is_pre_norm=is_pre_norm, layer_drop_p=0.0)
               for side, depth in depths.items()}
-    return replace(config, **stacks, init=init, dropout=DropoutConfig(dropout_p=0.0), memory=MemoryConfig(),
+    return replace(config, **stacks, init=init, dropout=DropoutConfig(dropout_p=0.0), fusion=NoFusion(),
                    surface=NoSurface(), layer_drop_schedule="constant")
 
 

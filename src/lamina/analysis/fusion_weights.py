@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from lamina.data.batching import Batch
 from lamina.decode.alignment import attention_weights, cross_attention
 from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.nn.cross_entropy import Term
 from lamina.nn.fusion import FINAL, LayerAttention, LayerWise
-from lamina.nn.heads import AttendedSurface, HardMix, SurfaceHead, Term
+from lamina.nn.heads import AttendedSurface, HardMix, SurfaceHead
 from lamina.text.vocabulary import EOS, PAD, SPECIAL_SYMBOLS, UNK
 
 EMBEDDING, INPUT = "embedding", "input"

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import torch
 
 from lamina.analysis.fusion_weights import column_names, layer_name
-from lamina.config.train_options import CrossEntropy
 from lamina.data.batching import Batch
 from lamina.decode.search import Search
 from lamina.metrics.bleu import Bleu, BleuScore
 from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.nn.cross_entropy import Term
 from lamina.nn.fusion import LayerAttention
-from lamina.nn.heads import SurfaceHead, Term
+from lamina.nn.heads import SurfaceHead
+from lamina.parts.criteria import CrossEntropy
 from lamina.tasks.translation import GREEDY
 from lamina.training.validate import validation_loss
 

@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
-from lamina.config.fusion import AttendedFusion, MeanFusion
-from lamina.config.init import DeepNet, DefaultInit, OmegaInit, ReZeroInit, ReZeroPostNorm
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError
 from lamina.fields import flatten
@@ -28,6 +26,9 @@ from lamina.init.deepnet import DeepNetConstants
 from lamina.models.build import asking_state, layer_wise_reads
 from lamina.nn.fusion import FINAL
 from lamina.nn.positions import num_rows, sinusoid_table
+from lamina.parts.position_kinds import Learned
+from lamina.parts.residuals import DeepNet, DefaultInit, OmegaInit, ReZeroInit, ReZeroPostNorm
+from lamina.parts.surface_fusion import AttendedFusion, MeanFusion
 
 Weights = dict[str, Tensor]
 
@@ -181,7 +182,7 @@ def _scale_input_(config: ModelConfig, weights: Weights, stack: str, scale: Tens
         max_positions = getattr(config.embedding, "max_source_positions" if stack == "encoder" else "max_target_positions")
         weights[positions] = sinusoid_table(num_rows(max_positions), len(scale)).double()
     weights[positions] = weights[positions] * scale
-    return replace(config, **{stack: replace(getattr(config, stack), has_learned_positions=True)})
+    return replace(config, **{stack: replace(getattr(config, stack), positions=Learned())})
 
 
 def _scale_tokens_(config: ModelConfig, weights: Weights, embedding: str, scale: Tensor) -> ModelConfig:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from lamina.config.generate_options import SplitData
 from lamina.config.model import ModelConfig
-from lamina.config.presets import PRESETS, TASK_PRESETS
 from lamina.fields import REQUIRED, check, check_seed, flag, part
+from lamina.registry import register
 
 METRICS = ("bleu", "loss")
 
@@ -81,7 +81,7 @@ class AnalyzeDepthConfig:
     cpu: bool = flag(False, "stay on the processor even where there is a GPU")
     sample: SampleConfig = part(SampleConfig)
     task: str = flag("translation", "what a fresh model is for", choices=tuple(TASK_PRESETS), needs="!checkpoint")
-    arch: str = flag("transformer", f"preset that gives a fresh model's defaults: {', '.join(PRESETS)}", aliases=("-a",),
+    arch: str = flag("transformer", f"preset that gives a fresh model's defaults: {', '.join(register.arch)}", aliases=("-a",),
                      metavar="NAME", needs="!checkpoint")
     model: ModelConfig = part(ModelConfig)
 

@@ -8,7 +8,7 @@ from lamina.fields import check, flag, variant
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryConfig:
+class Fusion:
     """Encoder-layer fusion: what cross-attention reads."""
 
     is_layer_wise: bool = flag(False, "decoder layer i reads encoder layer i; with unequal depths they are spread evenly, and "
@@ -106,5 +106,5 @@ class MaxFusion(MeanFusion):
     """Surface fusion."""
 
 
-HeadConfig = NoSurface | AttendedFusion | MeanFusion | MaxFusion
+Head = NoSurface | AttendedFusion | MeanFusion | MaxFusion
 SURFACES: dict[str, type] = {"none": NoSurface, "att": AttendedFusion, "mean": MeanFusion, "max": MaxFusion}

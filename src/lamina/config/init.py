@@ -82,7 +82,7 @@ class DeepNet:
 
 Init = DefaultInit | OmegaInit | ReZeroInit | ReZeroPostNorm | DeepNet
 
-INIT_TYPES: Mapping[str, type] = {
+register.residual: Mapping[str, type] = {
     "default": DefaultInit,
     "admin": Admin,
     "adaptive-profiling": AdaptiveProfiling,

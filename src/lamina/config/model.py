@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lamina.config.fusion import SURFACES, AttendedFusion, HeadConfig, MeanFusion, MemoryConfig
-from lamina.config.init import INIT_HELP, INIT_TYPES, DeepNet, Init, check_order
+from lamina.config.fusion import SURFACES
+from lamina.config.init import INIT_HELP, check_order
 from lamina.fields import check, flag, part, variant
+from lamina.parts.contracts import Fusion, Head, Residual
+from lamina.parts.residuals import DeepNet
+from lamina.parts.surface_fusion import AttendedFusion, MeanFusion
+from lamina.registry import register
 
 # Named as this field's users name them; nn/feed_forward.py gives each its function, and a test compares the two lists.
 ACTIVATIONS = ("relu", "gelu", "gelu_fast", "gelu_accurate", "tanh", "linear", "silu")
@@ -169,9 +173,9 @@ class ModelConfig:
     activation: str = flag("relu", "activation of the feed-forward blocks", name="activation-fn", choices=ACTIVATIONS)
     classifier: ClassifierConfig = part(ClassifierConfig, tasks=("sentence_prediction",))
     lm: LanguageModelConfig = part(LanguageModelConfig, tasks=("language_modeling",))
-    init: Init = variant("init-type", INIT_HELP, INIT_TYPES, default="default", paper="Liu et al. 2020 (Admin)")
-    memory: MemoryConfig = part(MemoryConfig, tasks=("translation",))
-    surface: HeadConfig = variant(
+    init: Residual = variant("init-type", INIT_HELP, register.residual, default="default", paper="Liu et al. 2020 (Admin)")
+    memory: Fusion = part(Fusion, tasks=("translation",))
+    surface: Head = variant(
         "surfacefusion", "let the softmax read the source embeddings: by attention, or pooled by mean or max", SURFACES,
         default="none", paper="Liu et al. 2021", tasks=("translation",))
 

@@ -1,6 +1,6 @@
 """How weights move and how fast: the optimizers and the learning-rate schedules, with fairseq 0.9's flags.
 
-`OPTIMIZERS` and `SCHEDULES` map the names that people type to the dataclasses that hold their options.
+`register.optimizer` and `register.schedule` map the names that people type to the dataclasses that hold their options.
 `--lr`, `--min-lr` and `--max-update` belong to training as a whole and live with it.
 """
 
@@ -114,7 +114,7 @@ class Sgd(Optimizer):
         _check_momentum(self.momentum)
 
 
-OPTIMIZERS: Mapping[str, type[Optimizer]] = {
+register.optimizer: Mapping[str, type[Optimizer]] = {
     "adam": Adam, "radam": RAdam, "adamw": AdamW, "nag": Nag, "sgd": Sgd, "adam2": Adam2,
 }
 
@@ -244,7 +244,7 @@ class Cosine(WarmUpFrom):
         _check_shrink(self.lr_shrink)
 
 
-SCHEDULES: Mapping[str, type[Schedule]] = {
+register.schedule: Mapping[str, type[Schedule]] = {
     "fixed": Fixed, "inverse_sqrt": InverseSqrt, "linear": Linear, "polynomial_decay": PolynomialDecay,
     "poly": Poly, "cosine": Cosine,
 }

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
 from lamina.config.fairseq_options import Retired, retired_for
-from lamina.config.presets import PRESETS, TASK_DEFAULTS, TASK_PRESETS, preset_values
+from lamina.config.presets import TASK_DEFAULTS, preset_values
 from lamina.config.yaml_file import flag_words, read_mapping
 from lamina.errors import ConfigError
 from lamina.fields import (
@@ -28,6 +28,7 @@ from lamina.fields import (
     suggestion,
     unique_leaves,
 )
+from lamina.registry import register
 
 T = TypeVar("T")
 
@@ -170,11 +171,11 @@ def resolve(cls: type[T], given: dict[str, Any]) -> T:
     defaults = {leaf.name: leaf.default for leaf in unique_leaves(cls)}
     if "arch" in defaults:
         task = given.get("task", defaults["task"])
-        presets = TASK_PRESETS.get(task, PRESETS)  # an unknown task is for `build` to name
+        presets = TASK_PRESETS.get(task, register.arch)  # an unknown task is for `build` to name
         arch = given.get("arch", next(iter(presets)))
-        if arch not in PRESETS:
-            hint = suggestion(arch, PRESETS).replace("--", "")
-            raise ConfigError(f"--arch is {arch!r}.{hint} Known: {', '.join(PRESETS)}.")
+        if arch not in register.arch:
+            hint = suggestion(arch, register.arch).replace("--", "")
+            raise ConfigError(f"--arch is {arch!r}.{hint} Known: {', '.join(register.arch)}.")
         if arch not in presets:
             owner = next(name for name, own in TASK_PRESETS.items() if arch in own)
             raise ConfigError(f"--arch {arch} is a preset for --task {owner}, and the task is {task}. Add --task {owner}, or "

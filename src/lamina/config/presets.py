@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from lamina.config.fusion import AttendedFusion, HardFusion
 from lamina.config.model import DropoutConfig, EmbeddingConfig, LanguageModelConfig, ModelConfig, StackConfig
 from lamina.fields import flatten
+from lamina.parts.position_kinds import Learned
+from lamina.parts.surface_fusion import AttendedFusion, HardFusion
 
 
 def transformer() -> ModelConfig:
@@ -60,7 +61,7 @@ def tiny() -> ModelConfig:
 
 def roberta() -> ModelConfig:
     """An encoder alone (Liu et al. 2019, §3.1 and §5; the sizes are BERT base's, Devlin et al. 2019, §3)."""
-    stack = StackConfig(num_layers=12, model_dim=768, ffn_dim=3072, num_heads=12, has_learned_positions=True)
+    stack = StackConfig(num_layers=12, model_dim=768, ffn_dim=3072, num_heads=12, positions=Learned())
     return ModelConfig(encoder=stack, embedding=EmbeddingConfig(is_scaled=False, has_norm=True), activation="gelu",
                        dropout=DropoutConfig(dropout_p=0.1, attention_p=0.1))
 
@@ -159,7 +160,7 @@ TASK_PRESETS: dict[str, dict[str, Callable[[], ModelConfig]]] = {
     "masked_lm": MASKED_PRESETS,
     "sentence_prediction": MASKED_PRESETS,
 }
-PRESETS: dict[str, Callable[[], ModelConfig]] = {
+register.arch: dict[str, Callable[[], ModelConfig]] = {
     name: preset for presets in TASK_PRESETS.values() for name, preset in presets.items()}
 
 # Only these let the decoder follow the encoder's widths where the decoder's are not given, as in the references.
@@ -168,7 +169,7 @@ _FOLLOWING = ("transformer", "transformer_wmt_en_de", "transformer_surface_fusio
 
 def preset_values(arch: str, explicit: dict[str, Any]) -> dict[str, Any]:
     """The preset in its flat form, as a basis for the values that a person gave."""
-    values = flatten(PRESETS[arch]())
+    values = flatten(register.arch[arch]())
     if arch in _FOLLOWING:
         for width in ("embed-dim", "ffn-embed-dim"):
             if f"encoder-{width}" in explicit:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from lamina.config.batches import BatchConfig, DataConfig
 from lamina.config.keep import KeepConfig
 from lamina.config.model import ModelConfig
-from lamina.config.optim import OPTIMIZERS, SCHEDULES, Optimizer, Schedule
-from lamina.config.presets import PRESETS, TASK_PRESETS
 from lamina.config.ranks_options import RanksConfig
 from lamina.fields import check, check_seed, flag, part, variant
+from lamina.parts.contracts import Optimizer, Schedule
+from lamina.registry import register
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class SentenceLoss(CrossEntropy):
 
 
 Criterion = CrossEntropy | LabelSmoothedCrossEntropy
-CRITERIA: dict[str, type] = {
+register.criterion: dict[str, type] = {
     "cross_entropy": CrossEntropy,
     "label_smoothed_cross_entropy": LabelSmoothedCrossEntropy,
     "adaptive_loss": AdaptiveLoss,
@@ -62,9 +62,9 @@ CRITERIA: dict[str, type] = {
 class OptimizationConfig:
     """Optimisation."""
 
-    criterion: Criterion = variant("criterion", "training loss", CRITERIA, default="cross_entropy")
-    optimizer: Optimizer = variant("optimizer", "update rule", OPTIMIZERS, default="adam")
-    schedule: Schedule = variant("lr-scheduler", "how the learning rate moves", SCHEDULES, default="inverse_sqrt")
+    criterion: Criterion = variant("criterion", "training loss", register.criterion, default="cross_entropy")
+    optimizer: Optimizer = variant("optimizer", "update rule", register.optimizer, default="adam")
+    schedule: Schedule = variant("lr-scheduler", "how the learning rate moves", register.schedule, default="inverse_sqrt")
     lr: tuple[float, ...] = flag((0.0005,), "learning rate; with --lr-scheduler fixed, one an epoch, the last one goes on",
                                  aliases=("learning-rate",), metavar="X[,X..]")
     min_lr: float = flag(-1.0, "floor of the linear and poly schedules; under the others, training stops once the rate has "
@@ -224,7 +224,7 @@ class TrainConfig:
     """Start here."""
 
     task: str = flag("translation", "what to learn", choices=tuple(TASK_PRESETS))
-    arch: str = flag("transformer", f"preset that gives the model's defaults: {', '.join(PRESETS)}", aliases=("-a",),
+    arch: str = flag("transformer", f"preset that gives the model's defaults: {', '.join(register.arch)}", aliases=("-a",),
                      metavar="NAME")
     config: str | None = flag(None, "recipe: a YAML file of `flag: value` lines, or with them under `train:`; flags given here "
                                     "win over it",

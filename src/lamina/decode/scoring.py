@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lamina.data.batching import ChooseBatches, length_batches, pad_rows
 from lamina.nn.adaptive import AdaptiveHead
-from lamina.nn.heads import Term, log_probs, normalise
+from lamina.nn.cross_entropy import Term
+from lamina.nn.heads import log_probs, normalise
 from lamina.nn.prepacked import Prepacked
 from lamina.text.vocabulary import EOS
 

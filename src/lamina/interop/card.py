@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from lamina import __version__
 from lamina.checkpoint.format import Checkpoint
-from lamina.config.fusion import AttendedFusion, HardFusion, SurfaceConfig
-from lamina.config.init import DefaultInit
 from lamina.config.model import ModelConfig, StackConfig
 from lamina.fields import flatten
+from lamina.parts.residuals import DefaultInit
+from lamina.parts.surface_fusion import AttendedFusion, HardFusion, SurfaceConfig
 from lamina.pruning.cut import stack_depths
 
 _KINDS = {"translation": "an encoder-decoder Transformer", "language_modeling": "a Transformer language model",

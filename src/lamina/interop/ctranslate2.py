@@ -11,12 +11,12 @@ import numpy as np
 
 from lamina.checkpoint.folding import fold_checkpoint
 from lamina.checkpoint.format import Checkpoint
-from lamina.config.fusion import NoSurface
-from lamina.config.init import DefaultInit, ReZeroInit
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError
 from lamina.nn.positions import num_rows, sinusoid_table
 from lamina.packed import FIRST_POSITION
+from lamina.parts.residuals import DefaultInit, ReZeroInit
+from lamina.parts.surface_fusion import NoSurface
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerDecoderModelSpec, TransformerSpec

@@ -20,6 +20,7 @@ from lamina.models.decoder_only import DecoderOnly
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.models.masked import MaskedModel
 from lamina.nn.fusion import LayerAttention
+from lamina.parts.position_kinds import Learned
 from lamina.pruning.cut import Keep, prune
 
 # Arguments that change what a model computes and that we do not build: anything but these values is refused by name.
@@ -164,7 +165,7 @@ def _describe_masked(args: Mapping[str, Any], state_dict: Mapping[str, Tensor]) 
     config = config_from_args(args)
     # Fixed in the reference, whatever its arguments say: up to 0.9 they say nothing, or what nothing read.
     is_old = any(name.endswith("sentence_encoder.emb_layer_norm.weight") for name in state_dict)
-    stack = replace(config.encoder, has_learned_positions=True, is_pre_norm=config.encoder.is_pre_norm and not is_old)
+    stack = replace(config.encoder, positions=Learned(), is_pre_norm=config.encoder.is_pre_norm and not is_old)
     config = replace(config, encoder=stack, embedding=replace(config.embedding, is_scaled=False, has_norm=True),
                      classifier=_classifier(config.classifier, state_dict))
     return _described("sentence_prediction" if config.classifier.num_classes else "masked_lm", config, args, state_dict)

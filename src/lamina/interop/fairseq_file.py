@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from lamina.checkpoint.format import Checkpoint
-from lamina.config.presets import PRESETS
 from lamina.data.data_folder import dictionary_name
 from lamina.errors import CheckpointError, ConfigError
 from lamina.fields import flatten
 from lamina.interop.fairseq import Described, copy_parameters_, describe_model, is_buffer
 from lamina.pruning.cut import Keep, prune_checkpoint
+from lamina.registry import register
 from lamina.text.subword import Whitespace, load_subwords, subword_to_dict
 from lamina.text.vocabulary import Vocabulary
 
@@ -96,7 +96,7 @@ def checkpoint_from_fairseq(content: Mapping[str, Any], path: Path, places: Dict
         # Arguments are whatever the file says: of another type than fairseq's own, they may fail anywhere.
         raise CheckpointError(f"{path} (fairseq, --arch {arch}) is damaged or of an unknown kind: "
                               f"{_first_line(error)}") from None
-    if arch not in PRESETS and not arch.startswith(("transformer", "roberta")):
+    if arch not in register.arch and not arch.startswith(("transformer", "roberta")):
         notice(f"{path}: --arch {arch} is none that Lamina knows; it was read as a Transformer, which its parameters fit")
     checkpoint = Checkpoint(
         config={"task": described.task, "arch": arch, **flatten(described.config)},

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
-from lamina.config.fusion import NoSurface
-from lamina.config.init import DefaultInit, ReZeroInit
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError
 from lamina.interop.fairseq import places
+from lamina.parts.residuals import DefaultInit, ReZeroInit
+from lamina.parts.surface_fusion import NoSurface
 
 # Below 3, fairseq takes a stack for one without its last norm.
 _VERSION = 3.0

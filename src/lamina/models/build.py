@@ -9,8 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from lamina.config.fusion import AttendedFusion, HardFusion, MaxFusion, NoSurface, SurfaceConfig
-from lamina.config.init import AdminClosedForm, DeepNet, Init, OmegaInit, ReZeroInit, ReZeroPostNorm
 from lamina.config.model import ModelConfig, StackConfig
 from lamina.errors import ConfigError
 from lamina.init.admin import fill_closed_form_
@@ -25,11 +23,15 @@ from lamina.nn.attention import CrossAttention, SelfAttention, SurfaceAttention
 from lamina.nn.embedding import InputEmbedding, TokenTable, WordDropout
 from lamina.nn.encoder_heads import MaskedHead, SentenceHead
 from lamina.nn.feed_forward import FeedForward
-from lamina.nn.fusion import LastState, LayerAttention, LayerWise, Memory, Transform, spread_evenly
+from lamina.nn.fusion import LastState, LayerAttention, LayerWise, Memory, Transform
 from lamina.nn.heads import AttendedSurface, HardMix, Head, LinearHead, PooledSurface, SoftMix, SurfaceHead
 from lamina.nn.positions import LearnedPositions, SinusoidalPositions
 from lamina.nn.residual import Add, DeepNorm, OmegaAdd, PostNorm, PreNorm, ReZero
 from lamina.nn.stack import CausalLayer, DecoderLayer, EncoderLayer, LayerStack
+from lamina.parts.contracts import Residual
+from lamina.parts.encoder_fusion import spread_evenly
+from lamina.parts.residuals import AdminClosedForm, DeepNet, OmegaInit, ReZeroInit, ReZeroPostNorm
+from lamina.parts.surface_fusion import AttendedFusion, HardFusion, MaxFusion, NoSurface, SurfaceConfig
 
 # Of every vocabulary; text/vocabulary.py says the same, and a test holds the two together.
 PAD_ID = 1
@@ -161,7 +163,7 @@ BUILDERS: dict[str, Callable[[ModelConfig, tuple[int, ...]], Any]] = {
 }
 
 
-def _initialise_branches_(init: Init, stack: LayerStack, beta: float) -> None:
+def _initialise_branches_(init: Residual, stack: LayerStack, beta: float) -> None:
     """What --init-type changes once the rest has its first weights; a profile comes later, with the data."""
     match init:
         case DeepNet():
@@ -206,7 +208,7 @@ def _residuals(config: ModelConfig, stack: StackConfig, number: int, alpha: floa
             for add in _adds(config.init, number, stack.model_dim, alpha)]
 
 
-def _adds(init: Init, number: int, dim: int, alpha: float) -> list[nn.Module]:
+def _adds(init: Residual, number: int, dim: int, alpha: float) -> list[nn.Module]:
     match init:
         case OmegaInit():
             return [OmegaAdd(dim) for _ in range(number)]

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from lamina.nn.adaptive import AdaptiveHead
 from lamina.nn.cache import KeyValues, StepState
+from lamina.nn.cross_entropy import Term
 from lamina.nn.embedding import InputEmbedding
-from lamina.nn.heads import LinearHead, Term, log_probs, output_weight, sharpen
+from lamina.nn.heads import LinearHead, log_probs, output_weight, sharpen
 from lamina.nn.layout import Layout
 from lamina.nn.prepacked import Prepacked
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers, CausalLayer, LayerStack

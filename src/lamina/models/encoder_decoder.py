@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from lamina.nn.cache import KeyValues, LayerCache, StepState, put_rows_, select_rows
+from lamina.nn.cross_entropy import Term
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.fusion import Memory
-from lamina.nn.heads import Head, Term, log_probs, output_weight, sharpen
+from lamina.nn.heads import Head, log_probs, output_weight, sharpen
 from lamina.nn.layout import AnyLayout, Layout, lay_out
 from lamina.nn.prepacked import Prepacked
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers, DecoderLayer, LayerStack, StackOutput

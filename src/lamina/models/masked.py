@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from lamina.nn.cross_entropy import Term
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.encoder_heads import MaskedHead, SentenceHead
-from lamina.nn.heads import Term
 from lamina.nn.layout import Layout
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers, LayerStack, StackOutput
 

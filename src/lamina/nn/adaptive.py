@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lamina.nn.cross_entropy import Term
 from lamina.nn.dropout import dropout
 from lamina.nn.embedding import TokenTable
-from lamina.nn.heads import Term
 from lamina.nn.stack import StackOutput
 
 

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from lamina.nn.dropout import dropout
 from lamina.nn.embedding import TokenTable
-from lamina.nn.feed_forward import ACTIVATIONS
 
 
 class MaskedHead(nn.Module):

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
-from lamina.config.fusion import AttendedFusion
 from lamina.config.keep import SIDES, KeepConfig, kept_layers, record_text, was_kept
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, ConfigError
 from lamina.fields import flatten
-from lamina.nn.fusion import FINAL, spread_evenly
+from lamina.nn.fusion import FINAL
+from lamina.parts.encoder_fusion import spread_evenly
+from lamina.parts.surface_fusion import AttendedFusion
 
 # To the letter: people's scripts look for it, with "| " in front.
 PRUNING_LINE = "Pruning model to specified layer configuration"

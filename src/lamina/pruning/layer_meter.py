@@ -9,10 +9,10 @@ from itertools import chain
 from typing import Any
 
 from lamina.config.prune_options import LayerMetricConfig
-from lamina.config.train_options import Criterion
 from lamina.data.batching import AnyBatch, Batch
 from lamina.decode.search import Search
 from lamina.metrics.bleu import corpus_bleu
+from lamina.parts.contracts import Criterion
 from lamina.pruning.subsets import Subset
 from lamina.tasks.base import Task
 from lamina.tasks.translation import GREEDY, Translation

@@ -11,7 +11,6 @@ import torch
 from lamina.checkpoint.format import Checkpoint
 from lamina.config.batches import BatchConfig, DataConfig
 from lamina.config.prune_options import LayerMetricConfig, LayerSearchConfig
-from lamina.config.train_options import CRITERIA
 from lamina.data.feed import Feed
 from lamina.data.verify import verify_splits
 from lamina.errors import ConfigError, DataError
@@ -20,6 +19,7 @@ from lamina.pruning.cut import stack_depths
 from lamina.pruning.layer_meter import LayerMeter
 from lamina.pruning.measurements import Measurements, file_digest
 from lamina.pruning.subsets import RULES, SEARCHED, Scored, Subset, by_rule, descend, ranked, whole_subset
+from lamina.registry import register
 from lamina.tasks import TASKS
 from lamina.tasks.translation import Translation
 
@@ -55,7 +55,7 @@ def open_meter(checkpoint: Checkpoint, folder: str, config: LayerMetricConfig, p
     depths = stack_depths(checkpoint)
     model = checkpoint.build_model().to(device)
     # Read once: they are measured on many times.
-    batches, criterion = list(feed.batches()), CRITERIA[checkpoint.config["criterion"]]()
+    batches, criterion = list(feed.batches()), register.criterion[checkpoint.config["criterion"]]()
     return LayerMeter(model, whole_subset(depths["encoder"], depths["decoder"]), task, batches, criterion, config)
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from lamina.config.init import Adaptive, AdaptiveProfiling, ProfiledInit
 from lamina.data.batching import AnyBatch
 from lamina.errors import ConfigError, DataError
 from lamina.files import whole_file
 from lamina.init.admin import Profile, profile_from_text, profile_omegas_, profile_to_text, set_omegas_
+from lamina.parts.residuals import Adaptive, AdaptiveProfiling, ProfiledInit
 
 PROFILE_NAME = "profile.ratio.init"  # as the references call it
 Note = Callable[[str], None]

@@ -11,7 +11,6 @@ from lamina.training.divergence import DivergenceWatch
 from lamina.training.layer_drop import LayerDrop
 from lamina.training.progress import Progress
 from lamina.training.run import Run
-from lamina.training.schedules import Schedule
 from lamina.training.update import Updater
 
 

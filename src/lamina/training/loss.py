@@ -14,14 +14,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from lamina.config.train_options import Criterion, SentenceLoss
 from lamina.cuda_graphs.compiling import compiled
 from lamina.data.batching import AnyBatch
 from lamina.decode.scoring import target_log_probs
 from lamina.nn.adaptive import AdaptiveHead
-from lamina.nn.heads import Term
+from lamina.nn.cross_entropy import Term
 from lamina.nn.linear import product
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
+from lamina.parts.contracts import Criterion
+from lamina.parts.criteria import SentenceLoss
 
 # Scores per chunk: 32 MiB in float32 on a CPU, most of which its cache may hold; 128 MiB in half precision on a GPU, where
 # smaller starts to pay for launching kernels and for adding up the gradients of the chunks.

@@ -19,8 +19,6 @@ import torch
 from lamina import console
 from lamina.checkpoint.format import Checkpoint
 from lamina.config.batches import BatchConfig
-from lamina.config.fusion import HardFusion, SurfaceConfig
-from lamina.config.init import AdaptiveProfiling, ProfiledInit
 from lamina.config.model import ModelConfig
 from lamina.config.train_options import LARGER_IS_BETTER, TrainConfig
 from lamina.data.batching import AnyBatch
@@ -38,6 +36,8 @@ from lamina.interop.any_format import load_any
 from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.metrics.rouge import Rouge
 from lamina.nn.stack import stacks_of
+from lamina.parts.residuals import AdaptiveProfiling, ProfiledInit
+from lamina.parts.surface_fusion import HardFusion, SurfaceConfig
 from lamina.provenance import origin
 from lamina.pruning.cut import prune_on_loading
 from lamina.tasks import TASKS
@@ -59,7 +59,6 @@ from lamina.training.restore import (
     restore_weights_,
     run_to_be,
 )
-from lamina.training.schedules import build_schedule
 from lamina.training.update import Updater
 from lamina.training.validate import bits_per_token, validation_loss
 

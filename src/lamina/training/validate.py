@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from lamina.config.train_options import Criterion
 from lamina.data.batching import AnyBatch
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.nn.attention import kernels_for_any_length
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
+from lamina.parts.contracts import Criterion
 from lamina.training.loss import batch_loss
 
 
