@@ -101,3 +101,21 @@ def test_a_broken_pipe_of_another_kind_is_our_own_defect():
 
     with pytest.raises(BrokenPipeError):
         guarded(work)
+
+
+def test_results_that_nobody_takes_at_the_end_are_no_success_either(capsys):
+    """What was printed last may still wait to be written."""
+    with without_reader() as stream, redirect_stdout(stream):
+        stream.reconfigure(line_buffering=False)
+        print("result")
+        assert console.flushed(0) == 141
+        assert console.flushed(2) == 2
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(not is_linux, reason="/dev/full")
+def test_notices_that_nobody_takes_at_the_end_change_no_exit_status():
+    with full_disk() as stream, redirect_stderr(stream):
+        stream.reconfigure(line_buffering=False)
+        print("notice", file=sys.stderr)
+        assert console.flushed(0) == 0
