@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import re
+import select
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -61,15 +62,20 @@ def discard(stream: TextIO) -> None:
 
 def streams_without_reader() -> list[TextIO]:
     """Of our two: a pipe whose other end is closed."""
-    gone = []
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            gone.append(stream)
-        except OSError:
-            continue
-    return gone
+    return [stream for stream in (sys.stdout, sys.stderr) if _is_without_reader(stream)]
+
+
+def _is_without_reader(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+        # Of a stream without a buffer nothing is left to fail on; the system still knows.
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except BrokenPipeError:
+        return True
+    except (OSError, ValueError, AttributeError):  # not a Unix, or a stream without a file
+        return False
 
 
 class LastingStream:
