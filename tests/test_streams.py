@@ -16,11 +16,12 @@ def run(tmp_path, shell, **environ):
                           env={**os.environ, **environ}, timeout=60)
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(("shell", "code", "what"), [
     ("> /dev/full", 2, b"error: No space left on device"), (">&-", 0, b""), ("2>&-", 0, b""), ("2> /dev/full", 0, b""),
     ("<&- >&- 2>&-", 0, b"")])
-def test_closed_and_full_streams(tmp_path, shell, code, what):
-    done = run(tmp_path, shell)
+def test_closed_and_full_streams(tmp_path, shell, code, what, unbuffered):
+    done = run(tmp_path, shell, PYTHONUNBUFFERED=unbuffered)
     assert done.returncode == code
     assert done.stderr.startswith(what)
     assert done.stderr.count(b"\n") == bool(what)

@@ -170,9 +170,10 @@ def flushed(code: int) -> int:
         except (OSError, ValueError) as error:
             if stream is sys.stdout and isinstance(error, BrokenPipeError):
                 code = code or WITHOUT_READER
-            elif stream is sys.stdout and isinstance(error, OSError) and error.errno in STREAM_ERRORS:
+            elif stream is sys.stdout and isinstance(error, OSError) and error.errno in STREAM_ERRORS and not code:
+                # Otherwise the person has been told already what went wrong, this most likely.
                 tell(f"error: standard output could not be written: {error.strerror}. Free some space, or write it elsewhere.")
-                code = code or 2
+                code = 2
             discard(stream)
     return code
 
