@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -192,8 +192,8 @@ class Chaos:
     def words(self, name: str) -> list[str]:
         return ["train", str(self.data), *FLAGS, "--max-update", str(self.max_update), "--save-dir", str(self.folder / name)]
 
-    def live(self, name: str, prepare: Callable[[], None] = lambda: None) -> Life:
-        return Life(self.words(name), self.folder / f"{name}.log", prepare)
+    def live(self, name: str, prepare: Callable[[], None] = lambda: None, flags: Sequence[str] = ()) -> Life:
+        return Life([*self.words(name), *flags], self.folder / f"{name}.log", prepare)
 
     def is_as_expected(self, name: str) -> bool:
         found = load_checkpoint(self.folder / name / "checkpoint_last.pt")
@@ -320,6 +320,24 @@ class Chaos:
                 row.lost += 2  # back to the checkpoint before
             shutil.rmtree(self.folder / name)
         row.remark = row.remark or f"noticed every time; {num_resumed} resumed from the one before"
+        return row
+
+    def begin_again(self, number: int) -> Row:
+        """A second phase in the folder of a first one, counting from 0: nothing of the first is lost, and its own are kept."""
+        row = Row("second phase in one folder")
+        for attempt in range(number):
+            name, row.injected = f"phases{attempt}", row.injected + 1
+            folder = self.folder / name
+            lengths = [2 * self.random.randrange(3, self.max_update // 2 + 1) for _ in range(2)]
+            assert self.live(name, flags=["--max-update", str(lengths[0])]).end(HANGS_AFTER) == 0
+            before = {path.read_bytes() for path in folder.iterdir()}
+            reset = ["--reset-optimizer", "--reset-dataloader", "--reset-meters", "--max-update", str(lengths[1])]
+            assert self.live(name, flags=reset).end(HANGS_AFTER) == 0
+            numbered = {path: load_checkpoint(path).training for path in folder.glob("checkpoint_*_*.pt")}
+            run = load_checkpoint(folder / "checkpoint_last.pt").training["run"]
+            own = sorted(training["progress"]["updates"] for path, training in numbered.items() if training["run"] == run)
+            is_kept = before <= {path.read_bytes() for path in folder.iterdir()}
+            row.survived += is_kept and own == list(range(lengths[1] - 4, lengths[1] + 1, 2))
         return row
 
     def kill_ranks(self, number: int) -> Row:
@@ -628,6 +646,7 @@ def faults_of(chaos: Chaos) -> dict[str, Callable[[], Row]]:
         "full disk": lambda: chaos.fill_disk(8),
         "disk that stays full": chaos.stay_full,
         "damage": lambda: chaos.corrupt(200, 10),
+        "second phase": lambda: chaos.begin_again(20),
         "killed ranks": lambda: chaos.kill_ranks(3),
         **{f"group signal {kind}": partial(chaos.signal_group, kind, 20) for kind in GROUP_SIGNALS},
         **{f"lost log {kind}": partial(chaos.lose_log, kind, 14, 6) for kind in LOST_LOGS},

@@ -66,6 +66,10 @@ def test_ctrl_c_on_a_terminal_saves_several_ranks(inject):
     assert survived(inject("signal_group", "Ctrl-C", 1))
 
 
+def test_a_second_phase_takes_nothing_from_the_first(inject):
+    assert survived(inject("begin_again", 1))
+
+
 def test_the_table():
     lines = table([Row("kill", 3, 2, 7, "slow")]).splitlines()
     assert lines[1].split() == ["kill", "3", "2", "7", "slow"]

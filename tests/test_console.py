@@ -1,5 +1,6 @@
 """What is printed, where nobody takes it."""
 
+import io
 import os
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -101,3 +102,30 @@ def test_a_broken_pipe_of_another_kind_is_our_own_defect():
 
     with pytest.raises(BrokenPipeError):
         guarded(work)
+
+
+def test_unbuffered_results_without_a_reader_are_no_success(capsys):
+    """As with PYTHONUNBUFFERED=1: what failed is not kept, so that writing it again would succeed."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb", buffering=0) as raw, redirect_stdout(io.TextIOWrapper(raw, write_through=True)):
+        assert guarded(lambda: print("result")) == 141
+    assert capsys.readouterr().err == ""
+
+
+def test_results_that_nobody_takes_at_the_end_are_no_success_either(capsys):
+    """What was printed last may still wait to be written."""
+    with without_reader() as stream, redirect_stdout(stream):
+        stream.reconfigure(line_buffering=False)
+        print("result")
+        assert console.flushed(0) == 141
+        assert console.flushed(2) == 2
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(not is_linux, reason="/dev/full")
+def test_notices_that_nobody_takes_at_the_end_change_no_exit_status():
+    with full_disk() as stream, redirect_stderr(stream):
+        stream.reconfigure(line_buffering=False)
+        print("notice", file=sys.stderr)
+        assert console.flushed(0) == 0

@@ -65,10 +65,6 @@ COMMANDS = {
 }
 
 
-# The number of SIGPIPE, which Python ignores: a command that it ended would exit with 128 more.
-BROKEN_PIPE = 13
-
-
 def load(reference: str) -> object:
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
@@ -116,11 +112,13 @@ def guarded(work: Callable[[], int | None]) -> int:
             # Whoever read our results (head, less) left before their end: what is missing is missing, as for other commands.
             for stream in gone:
                 console.discard(stream)
-            return 128 + BROKEN_PIPE
+            return console.WITHOUT_READER
         # Of a file or folder that a person named, most likely; what has no name is our own defect.
-        if error.filename is None:
+        if error.filename is None and error.errno not in console.STREAM_ERRORS:
             raise
-        console.tell(f"error: {error.filename}: {error.strerror}. Check the name, the permissions and the space on the disk.")
+        what = f"{error.filename}: {error.strerror}" if error.filename is not None else (
+            f"{error.strerror}, while a file or an output of this command was written")
+        console.tell(f"error: {what}. Check the name, the permissions and the space on the disk.")
         return 2
     except KeyboardInterrupt:
         console.tell("interrupted")

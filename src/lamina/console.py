@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import re
+import select
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, TextIO
 
+# What the system says of a disk, or of a stream that leads to one.
+STREAM_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+# The exit status of a command that SIGPIPE, which Python ignores, would have ended.
+WITHOUT_READER = 128 + 13
+# All but tabs and line feeds.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 Advance = Callable[[int], None]
 # In a log file, so that an hour's work leaves a page and not a book.
 SECONDS_BETWEEN_LINES = 30.0
+
+
+def printable(text: str) -> str:
+    """A text of a file, which a terminal might obey: control characters and those that turn the direction are escaped."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def notice(text: str) -> None:
@@ -31,8 +45,8 @@ def warn(text: str) -> None:
 def tell(line: str) -> None:
     """To the person, if there is one: a log that nobody reads or that has no room left is no reason to fail."""
     try:
-        print(line, file=sys.stderr, flush=True)
-    except OSError:
+        print(printable(line), file=sys.stderr, flush=True)
+    except (OSError, ValueError):
         discard(sys.stderr)
 
 
@@ -48,15 +62,20 @@ def discard(stream: TextIO) -> None:
 
 def streams_without_reader() -> list[TextIO]:
     """Of our two: a pipe whose other end is closed."""
-    gone = []
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            gone.append(stream)
-        except OSError:
-            continue
-    return gone
+    return [stream for stream in (sys.stdout, sys.stderr) if _is_without_reader(stream)]
+
+
+def _is_without_reader(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+        # Of a stream without a buffer nothing is left to fail on; the system still knows.
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except BrokenPipeError:
+        return True
+    except (OSError, ValueError, AttributeError):  # not a Unix, or a stream without a file
+        return False
 
 
 class LastingStream:
@@ -120,6 +139,43 @@ def lasting_output() -> Iterator[None]:
     finally:
         stdout.settle()
         stderr.settle()
+
+
+def settle_streams() -> None:
+    """Standard streams that are there, and that take any text.
+
+    Where one was closed, the next file to be opened would get its number, and what libraries print would go into that file.
+    Characters that the encoding lacks are escaped.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115, for as long as the process lives
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def flushed(code: int) -> int:
+    """The exit status of a command, once all that it printed is written; Python would only complain about it on leaving."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError) as error:
+            if stream is sys.stdout and isinstance(error, BrokenPipeError):
+                code = code or WITHOUT_READER
+            elif stream is sys.stdout and isinstance(error, OSError) and error.errno in STREAM_ERRORS and not code:
+                # Otherwise the person has been told already what went wrong, this most likely.
+                tell(f"error: standard output could not be written: {error.strerror}. Free some space, or write it elsewhere.")
+                code = 2
+            discard(stream)
+    return code
 
 
 @contextmanager

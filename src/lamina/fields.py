@@ -39,6 +39,7 @@ class UnknownPartError(ConfigError):
 
 
 REQUIRED: Any = MISSING
+LARGEST_NUMBER = 2**31 - 1  # beyond it, libraries overflow one by one; no count of ours comes near
 NO_VALUE: Any = object()
 
 
@@ -326,6 +327,9 @@ def coerce(kind: Any, value: Any, name: str, choices: Collection[str] | None = N
         result = _coerce(kind, value)
     except (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError):
         raise ConfigError(f"--{name} is {value!r}; it must be {describe(kind)}.") from None
+    for number in result if isinstance(result, tuple) else (result,):
+        if isinstance(number, int) and abs(number) > LARGEST_NUMBER:
+            raise ConfigError(f"--{name} is {_short(value)}; a whole number must lie below 2^31.")
     if choices is not None and result is not None and result not in choices:
         raise UnknownPartError(name, result, choices)
     return result
@@ -356,6 +360,14 @@ def _coerce(kind: Any, value: Any) -> Any:
     if kind is int and isinstance(value, float) and not value.is_integer():
         raise ValueError
     return kind(value)
+
+
+def _short(value: Any) -> str:
+    try:
+        text = str(value)
+    except ValueError:  # Python does not print thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def describe(kind: Any) -> str:
@@ -414,6 +426,10 @@ def with_positive_names(values: Mapping[str, Any], cls: type) -> dict[str, Any]:
                 for off in (f"no-{leaf.name}", *leaf.info.off_aliases)}
     return {switches.get(name, name): not coerce(bool, value, name) if name in switches else value
             for name, value in values.items()}
+
+
+def check_seed(seed: int) -> None:
+    check(0 <= seed <= LARGEST_NUMBER, f"--seed is {seed}; it must be a whole number from 0 to 2^31 - 1.")
 
 
 def check(holds: bool, message: str) -> None:

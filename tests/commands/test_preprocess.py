@@ -84,7 +84,8 @@ def test_folder_holds_the_text_and_a_manifest(text, destination, capsys):
         "file": "dict.en.txt", "size": len(vocabulary), "digest": vocabulary.digest}
     assert manifest["options"]["padding-factor"] == 8
     for name, facts in manifest["files"].items():
-        assert facts == {"bytes": (destination / name).stat().st_size, "sha256": encoding.file_hash(destination / name)}
+        assert facts == {"bytes": (destination / name).stat().st_size, "sha256": encoding.file_hash(destination / name)} | (
+            {"quick": encoding.quick_sum(destination / name)} if name.endswith(".bin") else {})
     assert set(manifest["files"]) == set(FILES) - {"manifest.json"}
 
     out, err = capsys.readouterr()

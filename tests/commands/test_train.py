@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
@@ -341,6 +343,42 @@ def test_the_best_score_stays_unless_a_run_of_its_own_begins(data, tmp_path, fla
     assert (progress["stale_validations"] >= 3) == (not flags)
 
 
+def test_a_second_phase_in_one_folder(data, tmp_path, capsys, monkeypatch):
+    """Its updates count from 0 again, and are the newest all the same; the first phase's files stay."""
+    import lamina.training.run as run_module
+
+    moments = count(10)  # these runs take less than the seconds that a file tells
+    monkeypatch.setattr(run_module, "origin", lambda: {"time": str(next(moments))})
+    flags = ("--no-epoch-checkpoints", "--save-interval-updates", "2", "--keep-interval-updates", "2")
+    assert train(data, tmp_path, *flags, "--max-update", "12") == 0
+    run = last(tmp_path).training["run"]
+    assert train(data, tmp_path, *flags, "--max-update", "14") == 0  # the same run continued
+    assert last(tmp_path).training["run"] == run
+    first = {path.name for path in tmp_path.glob("checkpoint_?_*.pt")}
+    assert {name[:-3].split("_")[-1] for name in first} == {"12", "14"}
+    capsys.readouterr()
+    assert train(data, tmp_path, *flags, "--max-update", "8", "--reset-optimizer", "--reset-dataloader", "--reset-meters") == 0
+    second = {path.name for path in tmp_path.glob("checkpoint_?_*.pt")} - first
+    assert {name[:-3].split("_")[-1] for name in second} == {"6", "8"}
+    assert first < {path.name for path in tmp_path.iterdir()}
+    assert (tmp_path / f"checkpoint_best.run-{run}.pt").exists()
+    assert f"is of another run: it is now checkpoint_last.run-{run}.pt" in capsys.readouterr().out
+    # Averages and stand-ins are of the second as well.
+    average = ["average", "--inputs", str(tmp_path), "--num-update-checkpoints", "2"]
+    assert main([*average, "--output", str(tmp_path / "a.pt")]) == 0
+    out, err = capsys.readouterr()
+    assert all(name in out for name in second)
+    assert "2 update checkpoints of another run, left out" in err
+    (tmp_path / "checkpoint_best.pt").unlink()
+    (tmp_path / "checkpoint_last.pt").unlink()
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"damaged beyond reading")
+    for path in tmp_path.glob("checkpoint*.pt"):
+        os.utime(path, (1000, 1000) if path.name in second else (2000, 2000))  # as copies may have them
+    assert train(data, tmp_path, *flags, "--max-update", "8") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"Going on from \S+checkpoint_\d_8.pt instead, the latest of the run that saved last \(run-", out)
+
+
 def test_finetuning_takes_weights_only(data, tmp_path, capsys):
     assert train(data, tmp_path / "a", "--max-update", "2") == 0
     assert train(data, tmp_path / "b", "--max-update", "1", "--lr", "1e-12", "--finetune-from-model",
@@ -623,6 +661,23 @@ def test_sigusr1_saves_and_goes_on(data, tmp_path, monkeypatch, update):
         assert found.metrics == whole.metrics
 
 
+def test_sigusr1_does_not_save_a_state_that_is_not_finite(data, tmp_path, capsys, monkeypatch):
+    import lamina.training.run as run_module
+
+    real_update = run_module.Updater.update
+
+    def update_ruin_and_signal(self, *arguments):
+        result = real_update(self, *arguments)
+        self.weights.master.fill_(math.nan)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return result
+
+    monkeypatch.setattr(run_module.Updater, "update", update_ruin_and_signal)
+    assert train(data, tmp_path, "--max-update", "3") == 2
+    assert "training diverged: after update 1, " in error_of(capsys)
+    assert not list(tmp_path.glob("*.pt"))
+
+
 def test_a_full_disk_for_a_while_costs_nothing(data, tmp_path, capsys, monkeypatch):
     import lamina.training.keeper as keeper_module
 
@@ -777,16 +832,66 @@ def test_a_bad_gradient_is_skipped_and_counted(data, tmp_path, capsys, monkeypat
     assert "training ended with 1 updates whose gradient was not finite" in capsys.readouterr().err
 
 
-def test_a_validation_that_is_no_number_is_never_the_best(data, tmp_path, monkeypatch):
+def test_a_state_whose_validation_is_not_finite_is_not_saved(data, tmp_path, monkeypatch, capsys):
     import lamina.training.run as run_module
 
+    assert train(data, tmp_path, "--max-epoch", "1") == 0
+    before = (tmp_path / "checkpoint_last.pt").read_bytes()
     nan = dict.fromkeys(("loss", "nll_loss", "ppl"), float("nan"))
     monkeypatch.setattr(run_module, "validation_loss", lambda *_, **__: nan)
-    assert train(data, tmp_path, "--max-epoch", "1") == 0
-    assert not (tmp_path / "checkpoint_best.pt").exists()
+    capsys.readouterr()
+    assert train(data, tmp_path, "--max-epoch", "2") == 2
+    out, err = capsys.readouterr()
+    assert "no checkpoint now: the latest validation loss was not finite" in out
+    assert "training ended on a state whose validation loss was not finite; checkpoints from before are untouched." in err
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == before
+    assert not (tmp_path / "checkpoint2.pt").exists()
     monkeypatch.undo()
     assert train(data, tmp_path, "--max-epoch", "2") == 0
-    assert (tmp_path / "checkpoint_best.pt").exists()
+    assert (tmp_path / "checkpoint2.pt").exists()
+
+
+@pytest.mark.parametrize("flags", [("--lr", "1e38"), ("--lr", "1e38", "--optimizer", "sgd", "--clip-norm", "1e30", "--no-save"),
+                                   ("--lr", "3e38", "--optimizer", "sgd", "--weight-decay", "1000", "--disable-validation")])
+def test_a_ruined_state_is_no_result(data, tmp_path, capsys, flags):
+    assert train(data, tmp_path, "--max-update", "1", "--warmup-updates", "0", *flags) == 2
+    assert re.search(r"training (ended on a state whose validation loss was not|diverged: after update 1, \S+ holds values "
+                     "that are not) finite", error_of(capsys))
+    assert not list(tmp_path.glob("*.pt"))
+
+
+def test_a_ruined_checkpoint_is_not_resumed_from(data, tmp_path, capsys):
+    assert train(data, tmp_path, "--max-epoch", "2") == 0
+    path = tmp_path / "checkpoint_last.pt"
+    whole = last(tmp_path)
+    name = next(iter(whole.weights))
+    path.unlink()
+    (tmp_path / "checkpoint2.pt").unlink()
+    (tmp_path / "checkpoint_best.pt").unlink()
+    save_checkpoint(path, replace(whole, weights=whole.weights | {name: whole.weights[name] * math.nan}))
+    capsys.readouterr()
+    assert train(data, tmp_path, "--max-epoch", "2") == 0
+    assert re.search(rf"warning: \S+last.pt is of no use: {name} holds values .* Going on from \S+checkpoint1.pt instead\n",
+                     capsys.readouterr().out)
+    save_checkpoint(tmp_path / "mine.pt", replace(whole, weights=whole.weights | {name: whole.weights[name] * math.inf}))
+    assert train(data, tmp_path / "new", "--finetune-from-model", str(tmp_path / "mine.pt"), "--max-epoch", "1") == 2
+    assert "mine.pt is of no use" in error_of(capsys)
+
+
+def test_an_epoch_without_an_update_has_no_loss(data, tmp_path, capsys, monkeypatch):
+    import lamina.training.update as update_module
+
+    real = update_module.batch_loss
+
+    def bad(*arguments, **options):
+        sums = real(*arguments, **options)
+        return sums._replace(loss=sums.loss * math.nan)
+
+    monkeypatch.setattr(update_module, "batch_loss", bad)
+    assert train(data, tmp_path, "--max-epoch", "1") == 2
+    out = capsys.readouterr().out
+    assert "| epoch 001 | loss nan | nll_loss nan | ppl nan |" in out
+    assert not list(tmp_path.glob("*.pt"))
 
 
 def test_a_full_disk(data, tmp_path, capsys, monkeypatch):

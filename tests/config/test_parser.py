@@ -216,7 +216,7 @@ def test_an_arch_belongs_to_a_task():
 
 
 @pytest.mark.parametrize(("command", "words"), [
-    ("analyze fusion", ["a.pt", "data dir", "--out", "x", "--sentence", "it's $5", "--metric", "loss", "--seed", "-3"]),
+    ("analyze fusion", ["a.pt", "data dir", "--out", "x", "--sentence", "it's $5", "--metric", "loss", "--target=-3"]),
     ("analyze fusion", ["a.pt", "data", "--out", "x", "--remove-bpe"]),
     ("score", ["--ref", "a,b", "c d", "--metric", "bleu,chrf"]),
     ("interactive", ["--path", "x.pt", "--lenpen", "0.6", "--unkpen", "-0.5"]),

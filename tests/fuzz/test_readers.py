@@ -322,6 +322,9 @@ def test_fields_of_a_foreign_checkpoint(folder, changes):
 
 def _exported(folder):
     write_folder(folder, _checkpoint())
+    described = json.loads((folder / "config.json").read_text())
+    del described["files"]  # the checksums, which would keep changes from the readers
+    (folder / "config.json").write_text(json.dumps(described))
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 

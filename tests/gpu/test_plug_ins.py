@@ -14,8 +14,8 @@ from tiny import make_data
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "parts" / "example_parts.py"
 LINE = ("train {data} --arch tiny --encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 64 --decoder-embed-dim 64 "
-        "--encoder-attention-heads 2 --decoder-attention-heads 2 --max-tokens 128 --lr 0.003 --max-update 30 "
-        "--warmup-updates 4 --dropout 0.0 --log-format simple --log-interval 5 --init-type layer-scale --fusion mean --criterion focal --seed 2 "
+        "--encoder-attention-heads 2 --decoder-attention-heads 2 --max-tokens 128 --lr 0.003 --warmup-updates 4 --dropout 0.0 "
+        "--max-update 30 --log-format simple --log-interval 5 --init-type layer-scale --fusion mean --criterion focal --seed 2 "
         "--user-dir {parts} --save-dir {folder} --no-epoch-checkpoints ")
 
 

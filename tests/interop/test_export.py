@@ -10,7 +10,7 @@ from fairseq_files import write_fixture_file
 from golden_files import read_json, read_tensors
 from lamina.checkpoint.format import load_checkpoint, save_checkpoint
 from lamina.cli import main
-from lamina.errors import CheckpointError
+from lamina.errors import CheckpointError, DamageError
 from lamina.interop.any_format import load_any
 from lamina.interop.exported_folder import file_keys
 from lamina.interop.to_fairseq import fairseq_content, state_dict
@@ -61,12 +61,33 @@ def test_no_other_folder_is_taken_for_one(tmp_path, capsys):
     assert main(["export", str(path), "--output", str(tmp_path / "folder")]) == 0
     file = tmp_path / "folder" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="cannot be read as an exported model"):
+    with pytest.raises(DamageError, match=r"model.safetensors is damaged: its content does not match its checksum"):
         load_any(tmp_path / "folder")
     config = json.loads((tmp_path / "folder" / "config.json").read_text())
+    del config["files"]  # as in a folder of before there were checksums
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="cannot be read as an exported model"):
+        load_any(tmp_path / "folder")
     (tmp_path / "folder" / "config.json").write_text(json.dumps(config | {"lamina_format": 99}))
     with pytest.raises(CheckpointError, match="has format 99"):
         load_any(tmp_path / "folder")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "dict.src.txt", "subwords.json"])
+def test_a_flipped_bit_is_noticed(tmp_path, name):
+    path = write_fixture_file(tmp_path / "old", "transformer_postln")
+    assert main(["export", str(path), "--output", str(tmp_path / "folder")]) == 0
+    file = next((tmp_path / "folder").glob(name.replace("src", "*")))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DamageError, match=f"{file.name} is damaged"):
+        load_any(tmp_path / "folder")
+    config = json.loads((tmp_path / "folder" / "config.json").read_text())
+    for files in ({"../x": "0"}, [1], {"nothing": "0"}):
+        (tmp_path / "folder" / "config.json").write_text(json.dumps(config | {"files": files}))
+        with pytest.raises(CheckpointError, match="cannot be read as an exported model"):
+            load_any(tmp_path / "folder")
 
 
 def test_names_of_files():

@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -128,7 +129,7 @@ def test_saving_in_the_background_writes_the_state_as_it_was(tmp_path, monkeypat
 
     monkeypatch.setattr(keeper_module, "save_checkpoint", wait_and_save)
     keeper = Keeper(SavingConfig(save_dir=str(tmp_path), is_async=True, keep_last_epochs=1))
-    (tmp_path / "checkpoint1.pt").write_text("old")
+    real(tmp_path / "checkpoint1.pt", tensors(0.0))
     state = tensors(1.0)
     keeper.save(state, ["checkpoint2.pt", "checkpoint_last.pt"])
     state.weights["w"].fill_(9.0)  # training goes on
@@ -176,9 +177,37 @@ def test_a_failure_in_the_background_surfaces(tmp_path, monkeypatch):
 
 
 def test_earlier_checkpoints_of_a_run(tmp_path):
+    """Files that say nothing of their run, fairseq's for one, go by the numbers in their names."""
     for age, name in enumerate(("checkpoint_last.pt", "checkpoint2.pt", "checkpoint_best.pt", "checkpoint_1_7.pt", "mine.pt")):
         (tmp_path / name).write_text(name)
-        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+        os.utime(tmp_path / name, (1000 + age, 1000 + age))
     os.link(tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint3.pt")
-    names = [path.name for path in earlier_checkpoints(tmp_path / "checkpoint_last.pt")]
-    assert names == ["checkpoint2.pt", "checkpoint_best.pt", "checkpoint_1_7.pt"]
+    names = [found.path.name for found in earlier_checkpoints(tmp_path / "checkpoint_last.pt")]
+    assert names == ["checkpoint_1_7.pt", "checkpoint2.pt", "checkpoint_best.pt"]
+
+
+def test_another_runs_checkpoints_stay(tmp_path):
+    one, other = "0" * 12, "f" * 12
+
+    def write(run, updates):
+        return replace(tensors(float(updates)), training={"run": run, "progress": {"updates": updates}})
+
+    flags = {"save_dir": str(tmp_path), "interval_updates": 5, "keep_interval_updates": 2, "has_epochs": False}
+    for run, last in ((one, 40), (other, 20)):
+        notes = []
+        keeper = Keeper(SavingConfig(**flags), notes.append, run)
+        for updates in range(5, last + 1, 5):
+            keeper.save(write(run, updates), keeper.names_due(epoch=1, updates=updates, is_epoch_end=False, is_best=False))
+    assert sorted(os.listdir(tmp_path)) == [
+        "checkpoint_1_15.pt", "checkpoint_1_20.pt", "checkpoint_1_35.pt", "checkpoint_1_40.pt", "checkpoint_last.pt",
+        "checkpoint_last.run-000000000000.pt"]
+    assert "checkpoint_last.pt in" in notes[0]
+    assert "is of another run: it is now checkpoint_last.run-000000000000.pt" in notes[0]
+    # A process that continues a run knows its files.
+    keeper = Keeper(SavingConfig(**flags), run=other)
+    keeper.save(write(other, 25), ["checkpoint_1_25.pt", "checkpoint_last.pt"])
+    keeper.save(write(other, 35), ["checkpoint_1_35.pt", "checkpoint_last.pt"])
+    assert sorted(os.listdir(tmp_path)) == [
+        "checkpoint_1_25.pt", "checkpoint_1_35.pt", "checkpoint_1_35.run-000000000000.pt", "checkpoint_1_40.pt",
+        "checkpoint_last.pt", "checkpoint_last.run-000000000000.pt"]
+    assert load_checkpoint(tmp_path / "checkpoint_1_35.run-000000000000.pt").weights["w"].tolist() == [35.0] * 3

@@ -14,6 +14,7 @@ from torch.utils.serialization import config as torch_files
 
 from lamina.checkpoint.format import Checkpoint, load_checkpoint
 from lamina.checkpoint.marks import joined_marks, layers_as_trained, marks_of
+from lamina.checkpoint.runs import BEFORE_RUNS, latest_run, named, read_mark
 from lamina.config.keep import SIDES
 from lamina.config.model import DropoutConfig, ModelConfig
 from lamina.errors import CheckpointError
@@ -44,21 +45,45 @@ def find_checkpoints(folder: Path, series: Series, upper_bound: int | None = Non
     return [path for number, path in sorted(found) if upper_bound is None or number <= upper_bound]
 
 
-def newest_checkpoints(folder: Path, series: Series, number: int, upper_bound: int | None = None) -> list[Path]:
-    """The newest `number` of a folder, the newest last; fewer are an error."""
-    found = find_checkpoints(folder, series, upper_bound)
+def newest_checkpoints(folder: Path, series: Series, number: int, upper_bound: int | None = None,
+                       note: Callable[[str], None] = lambda _: None) -> list[Path]:
+    """The newest `number` of a folder, the newest last; fewer are an error.
+
+    Of several runs, only those of the one that wrote the folder's checkpoint_last.pt, or if it has none saved last: `note` is
+    told how many that leaves out.
+    """
+    everything = find_checkpoints(folder, series, upper_bound)
+    found, run = _of_one_run(folder, everything)
+    left_out = len(everything) - len(found)
+    if left_out:
+        note(f"{folder} has {_count(left_out, series)} of another run, left out: only those of {named(run)} are averaged. To "
+             "mix runs, name the files with --inputs")
     if len(found) >= number:
         return found[-number:]
     bound = "" if upper_bound is None else f" up to {series.unit} {upper_bound}"
     message = f"{series.option} asks for {number}, but {folder} has {_count(len(found), series)}{bound}"
     message += f": {_listed([path.name for path in found])}." if found else "."
-    higher = len(find_checkpoints(folder, series)) - len(found)
+    if left_out:
+        message += f" {left_out} more {'is' if left_out == 1 else 'are'} of another run; name files with --inputs to mix runs."
+    higher = len(find_checkpoints(folder, series)) - len(everything)
     if higher:
         message += f" {higher} more {'is' if higher == 1 else 'are'} above --checkpoint-upper-bound."
     other = BY_UPDATE if series is BY_EPOCH else BY_EPOCH
-    if not found and not higher and (others := find_checkpoints(folder, other)):
+    if not everything and not higher and (others := find_checkpoints(folder, other)):
         message += f" It has {_count(len(others), other)}: use {other.option} for those."
     raise CheckpointError(message)
+
+
+def _of_one_run(folder: Path, paths: Sequence[Path]) -> tuple[list[Path], str]:
+    """Those that are not known to be of another run than the folder's last one, and which that is."""
+    marks = {path: read_mark(path) for path in paths}
+    known = [mark for mark in marks.values() if mark is not None]
+    last = read_mark(folder / "checkpoint_last.pt")
+    runs = {mark.run for mark in known}
+    if len(runs) < 2 and (last is None or last.run in runs):
+        return list(paths), next(iter(runs), BEFORE_RUNS)
+    run = last.run if last is not None and last.run in runs else latest_run(known) if known else BEFORE_RUNS
+    return [path for path in paths if (mark := marks[path]) is None or mark.run == run], run
 
 
 def _count(number: int, series: Series) -> str:
@@ -85,19 +110,24 @@ def average_checkpoints(paths: Sequence[Path], *, advance: Callable[[int], None]
     marks: list[dict[str, Any]] = []
     newest: Checkpoint | None = None
     newest_path = paths[0]
+    is_told_of_runs = True
     for number, path in enumerate(paths, start=1):
         checkpoint = _open(path, load or load_checkpoint)
         if newest is not None:
             _check_same_text(newest, newest_path, checkpoint, path)
             _check_same_layers(newest, newest_path, checkpoint, path)
+            if is_told_of_runs and (runs := [checkpoint.training.get("run"), newest.training.get("run")])[0] != runs[1]:
+                note(f"{newest_path} and {path} are of different runs: their average mixes two models that were trained apart")
+                is_told_of_runs = False
             differences = [f"{name} ({here} and {there})" for name, here, there in _model_differences(newest, checkpoint)]
             if differences:
                 note(f"{newest_path} and {path} differ in {_listed(differences, MAX_DIFFERENCES_SHOWN)}. Are they of one "
                      "model?")
         _add_(mean, checkpoint.weights, number, path, paths[0])
         # Lets go of the mapped file, with its optimizer state, before the next one is opened.
-        checkpoint = replace(checkpoint, weights={}, training={"progress": checkpoint.training.get("progress", {}),
-                                                               **marks_of(checkpoint)})
+        checkpoint = replace(checkpoint, weights={}, training={
+            **{name: checkpoint.training[name] for name in ("run", "progress") if name in checkpoint.training},
+            **marks_of(checkpoint)})
         marks.append(marks_of(checkpoint))
         if newest is None or _age(checkpoint) >= _age(newest):
             newest, newest_path = checkpoint, path

@@ -10,6 +10,7 @@ network changed is noticed before anything is read.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import pickle
 import re
@@ -23,10 +24,11 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from lamina.checkpoint.limits import check_archive, check_content
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, DamageError
 from lamina.fields import build, unique_leaves, with_switches_applied
-from lamina.files import is_plain_name, part_of, replace_durably
+from lamina.files import check_regular, is_plain_name, part_of, remove_stale_parts, replace_durably
 from lamina.models.contract import Model
 from lamina.parts.contracts import TaskKind
 from lamina.provenance import versions
@@ -133,6 +135,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     part = part_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale_parts(path.parent)  # of commands that were killed
         with part.open("w+b") as file:
             with _without_zip_checksums():
                 torch.save({"lamina_format": FORMAT, "is_sealed": True, **content}, file)
@@ -200,13 +203,21 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Che
 
 
 def read_archive(path: str | Path, device: torch.device | str = "cpu",
-                 allowed: Sequence[type | tuple[type, str]] = ()) -> Any:
-    """What a file of tensors and plain values holds. Classes besides those are refused by name, unless they are `allowed`."""
+                 allowed: Sequence[type | tuple[type, str]] = (), *, is_checked: bool = True) -> Any:
+    """What a file of tensors and plain values holds. Classes besides those are refused by name, unless they are `allowed`.
+
+    One that is not checked may be damaged in its tensors: for whoever reads only the description.
+    """
     try:
+        check_regular(path)
         with open(path, "rb") as file:
-            is_sealed = check_seal(file, path)
-        with torch.serialization.safe_globals(list(allowed)):
-            content = torch.load(path, map_location=device, weights_only=True)
+            is_sealed = not is_checked or check_seal(file, path)
+        check_archive(path, [f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else kind[1]
+                             for kind in allowed])
+        with torch.serialization.safe_globals(list(allowed)), _readable(path) as source:
+            content = torch.load(source, map_location=device, weights_only=True,
+                                 mmap=None if isinstance(source, (str, Path)) else False)
+        check_content(content, os.path.getsize(path))
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}.") from None
     except (PermissionError, IsADirectoryError) as error:
@@ -222,6 +233,18 @@ def read_archive(path: str | Path, device: torch.device | str = "cpu",
     if isinstance(content, dict) and content.get("is_sealed") is True and not is_sealed:
         raise DamageError(f"{path} is damaged: its checksum, at the end, is missing. Copy it again, or take an earlier one.")
     return content
+
+
+@contextmanager
+def _readable(path: str | Path) -> Iterator[Any]:
+    """What torch can open: not a name that is no UTF-8."""
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError:
+        with open(path, "rb") as file:
+            yield file
+    else:
+        yield path
 
 
 def _why_unpicklable(error: pickle.UnpicklingError) -> str:
@@ -258,6 +281,7 @@ def upgraded(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wrong_fields(checkpoint: Checkpoint) -> Iterator[str]:
+    """By name, the first first; later checks rely on earlier ones."""
     texts = ("languages", "dictionaries")
     mappings: dict[str, Any] = {"config": object, "weights": Tensor, "training": object, "metrics": (int, float),
                                 "versions": str, "origin": str}
@@ -275,5 +299,46 @@ def _wrong_fields(checkpoint: Checkpoint) -> Iterator[str]:
         yield "languages"
     if not len(checkpoint.languages) == len(checkpoint.dictionaries) == len(checkpoint.subwords):
         yield "dictionaries"
-    if not isinstance(checkpoint.task, str):
+    if not isinstance(checkpoint.config, dict) or not isinstance(checkpoint.task, str) or not _is_plain(checkpoint.config):
         yield "config"
+    if isinstance(checkpoint.training, dict):
+        yield from _wrong_training(checkpoint.training)
+
+
+def _wrong_training(training: dict[str, Any]) -> Iterator[str]:
+    progress, scale, optimizer = (training.get(name, {}) for name in ("progress", "scale", "optimizer"))
+    if not isinstance(progress, dict) or not all(_is_progress(name, value) for name, value in progress.items()):
+        yield "training, progress"
+    if not isinstance(scale, dict) or not all(isinstance(value, Tensor) and value.dim() == 0 for value in scale.values()):
+        yield "training, scale"
+    if not isinstance(optimizer, dict) or not all(isinstance(value, Tensor) or (isinstance(value, dict) and all(
+            isinstance(item, Tensor) for item in value.values())) for value in optimizer.values()):
+        yield "training, optimizer"
+    if not isinstance(training.get("optimizer_kind", ""), str):
+        yield "training, optimizer_kind"
+    rest = {name: value for name, value in training.items() if name not in ("optimizer", "scale")}
+    if not _is_plain(rest):
+        yield "training"
+
+
+def _is_progress(name: str, value: Any) -> bool:
+    """Counts, sums and scores, as training/progress.py has them; names that it does not know are its to refuse."""
+    if name == "is_check_pending":
+        return isinstance(value, bool)
+    if name == "best" and value is None:
+        return True
+    if name in ("corpus", "plan"):
+        return isinstance(value, str)
+    if name == "best_of":
+        return isinstance(value, dict) and _is_plain(value)
+    if name in ("updates", "epoch", "batches_done", "schedule_start", "epoch_tokens", "sentences_done"):
+        return type(value) is int and (1 if name == "epoch" else 0) <= value < 2**62
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and (name != "seconds" or 0 <= value < math.inf)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    return all(map(_is_plain, value)) if isinstance(value, (list, tuple)) else value is None or isinstance(
+        value, (bool, int, float, str))

@@ -42,7 +42,7 @@ def choose_inputs(config: AverageConfig) -> list[Path]:
         if not folder.is_dir():
             raise ConfigError(f"{series.option} chooses from a folder, but --inputs {folder} is a file. Name its folder, or "
                               "leave the number out.")
-        return newest_checkpoints(folder, series, number, config.upper_bound)
+        return newest_checkpoints(folder, series, number, config.upper_bound, console.warn)
     for path in paths:
         if path.is_dir() and not is_exported(path):
             raise ConfigError(f"--inputs {path} is a folder: say how many of its checkpoints to average with "

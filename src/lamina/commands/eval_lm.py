@@ -12,13 +12,12 @@ from lamina.api.language_model import LanguageModel
 from lamina.commands.generate import load_model
 from lamina.config.eval_lm_options import EvalLmConfig
 from lamina.data.blocks import TokenBlocks, find_language, open_blocks
-from lamina.data.data_folder import check_finished, dictionary_name
+from lamina.data.verify import load_dictionary, verify_splits
 from lamina.decode.perplexity import Tally, WordMarks, perplexity_line, score_blocks, words_of
 from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.pruning.cut import PRUNING_LINE
 from lamina.text.pieces import warn_of_joiner
 from lamina.text.subword import Bpe, SentencePiece, Subword
-from lamina.text.vocabulary import Vocabulary
 
 # As in the references, where neither limit is given.
 DEFAULT_MAX_TOKENS = 36000
@@ -73,8 +72,8 @@ def _open_blocks(config: EvalLmConfig, model: LanguageModel, max_length: int) ->
         raise ConfigError(f"--context-window {data.context_window} leaves nothing to measure of --tokens-per-sample "
                           f"{max_length}. Make it smaller.")
     language = find_language(folder, data.subset)
-    check_finished(folder)
-    vocabulary = Vocabulary.load(folder / dictionary_name(language))
+    vocabulary = load_dictionary(folder, language)
+    verify_splits([folder], [data.subset], "once", note=console.notice)
     if vocabulary.symbols != model.vocabulary.symbols:
         raise CheckpointError(f"{folder} was made with the dictionary {vocabulary.digest}, but {config.files.paths[0]} expects "
                               f"{model.vocabulary.digest}. Pass the matching data folder, or preprocess with its dictionary "

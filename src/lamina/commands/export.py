@@ -43,7 +43,7 @@ def run(config: ExportConfig) -> None:
         else:
             usage = _USES[config.format]
         usage = usage.replace("{folder}", output.name)
-        (folder / "README.md").write_text(model_card(written, output.name, usage), encoding="utf-8")
+        (folder / "README.md").write_text(model_card(written, output.name, usage), encoding="utf-8", errors="backslashreplace")
         names = sorted(file.name for file in folder.iterdir())
     print(f"| wrote {output}: {', '.join(names)}")
 

@@ -20,6 +20,7 @@ from lamina.config.generate_options import GenerateConfig, ModelFiles, SplitData
 from lamina.config.ranks_options import RanksConfig
 from lamina.data.batching import DEFAULT_BATCH_SIZE
 from lamina.data.corpus import Example, Languages, ParallelCorpus, load_dictionaries, open_corpus
+from lamina.data.verify import verify_splits
 from lamina.decode.backtrace import Hypothesis
 from lamina.decode.batched_search import search_rows
 from lamina.decode.output_lines import Describer
@@ -177,6 +178,7 @@ def open_split(data: SplitData, translator: Translator, path: str,
             raise CheckpointError(f"{folder} was made with the {side} dictionary {own.digest}, but {path} expects "
                                   f"{theirs.digest}. Pass the matching data folder, or preprocess with its dictionary.")
     sizes = (len(translator.vocabularies[0]), len(translator.vocabularies[1]))
+    verify_splits([folder], [data.subset], "once", pair=languages, note=console.notice)
     return open_corpus(folder, data.subset, languages, sizes, max_source_length=max_source_length)
 
 

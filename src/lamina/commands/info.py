@@ -20,10 +20,10 @@ def run(config: InfoConfig) -> None:
     path = Path(config.checkpoint)
     described = describe(load_any(path, notice=console.notice), path)
     if config.is_json:
-        print(json.dumps(described, indent=1, ensure_ascii=False))
+        print(console.printable(json.dumps(described, indent=1, ensure_ascii=False)))
         return
     for line in lines(described):
-        print(line)
+        print(console.printable(line))
 
 
 def lines(described: dict[str, Any]) -> Iterator[str]:

@@ -19,6 +19,8 @@ from lamina.errors import ConfigError, DataError
 PIPE_BUFFER = 1000
 PROMPT = "> "
 
+MAX_LINE_BYTES = 2**16  # longer than any input that a model takes; each byte may become a piece
+
 
 def run(config: InteractiveConfig) -> None:
     model = load_model(config.files, Translator, LanguageModel, data=config.data,
@@ -116,10 +118,16 @@ def _lines(file: BinaryIO, name: str, is_typed: bool) -> Iterator[str]:
         if is_typed:
             sys.stderr.write(PROMPT)
             sys.stderr.flush()
-        data = file.readline()
+        data = file.readline(MAX_LINE_BYTES)
         if not data:
             return
         number += 1
+        if len(data) == MAX_LINE_BYTES and not data.endswith(b"\n"):
+            console.warn(f"line {number} of {'standard input' if name == '-' else name} is longer than {MAX_LINE_BYTES} bytes; "
+                         "the rest of it is left out.")
+            while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
+                pass
+            data = data[: data.rindex(b" ")] if b" " in data else data
         try:
             line = data.decode("utf-8")
         except UnicodeDecodeError as error:

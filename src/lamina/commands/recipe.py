@@ -43,7 +43,7 @@ def run(config: RecipeRunConfig) -> None:
     if config.corpus is not None:
         recipes = [replace(recipe, data=find_dataset(config.corpus)) for recipe in recipes]
     out, command = Path(config.out), provenance.command_line()
-    places = Places(out, Path(config.work) if config.work is not None else out / "work", Path(config.data))
+    places = Places(out, Path(config.work) if config.work is not None else out / "work", Path(config.data), config.trusts_paths)
 
     def wishes_of(recipe: Recipe) -> Wishes:
         return Wishes(tuple(chosen_runs(config, recipe)), config.budget_factor, config.jobs, config.kept,
@@ -85,7 +85,7 @@ def prepare(config: RecipePrepareConfig) -> None:
     is_path = config.corpus.endswith((".yaml", ".yml")) or "/" in config.corpus
     dataset = read_dataset(Path(config.corpus)) if is_path else find_dataset(config.corpus)
     counts = prepare(dataset, Path(config.data), Path(config.out), workers=config.workers or available_cores(),
-                     progress=console.progress)
+                     progress=console.progress, is_confined=not config.trusts_paths)
     for split, count in counts.items():
         left_out = ", ".join(f"{number} {reason}" for reason, number in count.items() if reason != "lines")
         print(f"| {split}: {count['lines']} lines" + (f", left out: {left_out}" if left_out else ""))

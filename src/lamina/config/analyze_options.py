@@ -8,7 +8,7 @@ from lamina.config import joining
 from lamina.config.generate_options import SplitData
 from lamina.config.model import ModelConfig
 from lamina.config.plug_in_options import PlugInConfig
-from lamina.fields import REQUIRED, check, flag, part, variant
+from lamina.fields import REQUIRED, check, check_seed, flag, part, variant
 from lamina.parts.contracts import TaskKind
 from lamina.registry import register
 
@@ -48,6 +48,7 @@ class AnalyzeFusionConfig:
     plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         check(self.beam >= 1, f"--beam is {self.beam}; it must be at least 1, where 1 is greedy search.")
         check(self.sentence is None or bool(self.sentence.strip()), "--sentence is empty; give the source to draw.")
         joining.check_joiner(self.remove_bpe)
@@ -91,6 +92,7 @@ class AnalyzeDepthConfig:
     plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         depths = self.sub_layers
         check(len(depths) >= 2 and depths[0] >= 2 and list(depths) == sorted(set(depths)),
               f"--sub-layers is {','.join(map(str, depths))}; it must be two or more numbers from 2 on, in rising order.")

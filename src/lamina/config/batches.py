@@ -8,6 +8,7 @@ from lamina.config.masked_options import MaskingConfig, SentenceConfig
 from lamina.fields import REQUIRED, check, flag, part
 from lamina.traits import BLOCKS, CLASSES, MASKS, PAIRS
 
+VERIFY_MODES = ("once", "full", "off")
 BREAK_MODES = ("none", "complete", "complete_doc", "eos")
 
 
@@ -40,6 +41,8 @@ class DataConfig:
     upsample_primary: int = flag(1, "how many times to read NAME when NAME1, .. are added")
     truncate_source: bool = flag(False, "cut sources to --max-source-positions instead of leaving the pair out",
                                  wants=(PAIRS,))
+    verify: str = flag("once", "compare large data files with the checksums that `lamina preprocess` noted: once for each size "
+                               "and time of a file (once), at each start (full) or never (off)", choices=VERIFY_MODES)
     blocks: BlockConfig = part(BlockConfig, wants=(BLOCKS,))
     masking: MaskingConfig = part(MaskingConfig, wants=(MASKS,))
     sentences: SentenceConfig = part(SentenceConfig, wants=(CLASSES,))

@@ -11,7 +11,7 @@ from lamina.config.keep import KeepConfig
 from lamina.config.plug_in_options import PlugInConfig
 from lamina.config.search_options import SearchConfig
 from lamina.errors import ConfigError
-from lamina.fields import REQUIRED, check, flag, flatten, part
+from lamina.fields import REQUIRED, check, check_seed, flag, flatten, part
 from lamina.registry import TasksWith
 from lamina.traits import PAIRS, WRITES
 
@@ -38,6 +38,7 @@ class ModelFiles:
     seed: int = flag(1, "fixes what --sampling draws")
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         check(bool(self.paths), "--path is empty; name the checkpoint to use.")
         given = [f"--{name}" for name in ("fp16", "bf16", "fp32") if getattr(self, name)]
         check(len(given) < 2, f"{' and '.join(given)} exclude each other. Leave all but one out.")

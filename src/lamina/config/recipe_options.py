@@ -10,6 +10,7 @@ from lamina.errors import ConfigError
 from lamina.fields import REQUIRED, check, flag, part
 
 KEPT = ("model", "all", "none")
+TRUST_HELP = ("let recipe and corpus name files outside of the folders given here: only if you know who wrote them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,7 @@ class RecipeRunConfig:
     train_flags: str = flag("", "flags to add to every `lamina train`, such as '--fp16 --max-tokens 2048'", metavar="FLAGS")
     workers: int | None = flag(None, "processes that prepare data; without it, one a core")
     commit: str | None = flag(None, "what to note as the commit, where the current folder is no repository")
+    trusts_paths: bool = flag(False, TRUST_HELP, name="trust-paths")
     is_dry: bool = flag(False, "print the commands, which can be run by hand, and do nothing", name="dry-run")
     plug_ins: PlugInConfig = part(PlugInConfig)
 
@@ -80,6 +82,7 @@ class RecipePrepareConfig:
     data: str = flag(REQUIRED, "folder with the downloads, packed or unpacked", metavar="FOLDER")
     out: str = flag(REQUIRED, "folder to write text to", metavar="FOLDER")
     workers: int | None = flag(None, "processes to use; without it, one a core")
+    trusts_paths: bool = flag(False, TRUST_HELP, name="trust-paths")
 
     def __post_init__(self) -> None:
         check(self.workers is None or self.workers >= 1, f"--workers is {self.workers}; it must be at least 1.")

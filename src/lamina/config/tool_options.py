@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lamina.config.plug_in_options import PlugInConfig
-from lamina.fields import REQUIRED, check, flag, part
+from lamina.fields import REQUIRED, check, check_seed, flag, part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,4 +105,5 @@ class DemoConfig:
     def __post_init__(self) -> None:
         for name, value in (("max-update", self.max_update), ("train-pairs", self.num_pairs)):
             check(value >= 1, f"--{name} is {value}; it must be at least 1.")
+        check_seed(self.seed)
         check(self.num_samples >= 0, f"--samples is {self.num_samples}; it must be 0 or more.")

@@ -10,7 +10,7 @@ from lamina.config.keep import KeepConfig
 from lamina.config.model import ModelConfig
 from lamina.config.plug_in_options import PlugInConfig
 from lamina.config.ranks_options import RanksConfig
-from lamina.fields import check, flag, part, variant
+from lamina.fields import check, check_seed, flag, part, variant
 from lamina.parts.contracts import Criterion, Optimizer, Schedule, TaskKind
 from lamina.registry import register
 from lamina.traits import CLASSES, PAIRS
@@ -213,7 +213,7 @@ class TrainConfig:
     plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
-        check(0 <= self.seed < 2**31, f"--seed is {self.seed}; it must be a whole number from 0 to 2^31 - 1.")
+        check_seed(self.seed)
         check(self.batches.is_limited, "a batch needs a limit: give --max-tokens (4096 is a good start) or --batch-size.")
         self.optimization.criterion.check(self.kind, self.model)
         self._check_metric()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lamina.errors import ConfigError
+from lamina.files import LIMIT_FACTOR, LIMIT_SPARE, Budget
 
 
 def read_mapping(path: str | Path, example: str = "`flag: value` lines, such as `max-tokens: 4096`") -> dict[str, Any]:
@@ -14,7 +15,9 @@ def read_mapping(path: str | Path, example: str = "`flag: value` lines, such as 
     import yaml
 
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        content = yaml.safe_load(text)
+        Budget(LIMIT_FACTOR * len(text) + LIMIT_SPARE).spend(content)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read: {error}.") from None
     except (RecursionError, ValueError) as error:  # depth, or a date or number that cannot be

@@ -18,7 +18,9 @@ from types import TracebackType
 import numpy as np
 
 from lamina.data.data_folder import check_finished
+from lamina.data.verify import check_small
 from lamina.errors import DataError
+from lamina.files import check_regular
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -98,6 +100,7 @@ class BinaryReader:
         check_finished(Path(self.prefix).parent)
         self.dtype, self.sizes, offsets = self._read_index()
         self._starts = self._check_against_data(offsets)
+        check_small(Path(f"{self.prefix}.idx"))
         # Views of a plain array are several times cheaper to make than views of a memmap.
         self._data = (np.asarray(np.memmap(f"{self.prefix}.bin", dtype=self.dtype, mode="r"))
                       if self.num_tokens else np.zeros(0, self.dtype))
@@ -122,8 +125,6 @@ class BinaryReader:
     @cached_property
     def tokens(self) -> np.ndarray:
         """All sentences end to end, as one array."""
-        if not np.array_equal(self._starts, np.cumsum(self.sizes, dtype=np.int64) - self.sizes):
-            raise self._damaged(".idx", "its sentences do not follow each other, so they are no running text")
         return self._data
 
     @property
@@ -133,6 +134,8 @@ class BinaryReader:
     def _read_index(self) -> tuple[np.dtype, np.ndarray, np.ndarray]:
         path = f"{self.prefix}.idx"
         try:
+            for ending in (".idx", ".bin"):
+                check_regular(f"{self.prefix}{ending}")
             length = os.path.getsize(path)
             with open(path, "rb") as index:
                 header = index.read(HEADER.size)
@@ -156,7 +159,7 @@ class BinaryReader:
             raise DataError(f"{path} is missing. `lamina preprocess` makes it; check the folder, the split and the "
                             "languages.") from None
         except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+            raise DataError(f"{error.filename or path} cannot be read: {error.strerror}.") from None
         if len(sizes) != count or len(offsets) != count:
             raise self._damaged(".idx", "it became shorter while being read")
         return np.dtype(INT_TYPES[code]), sizes, offsets
@@ -181,6 +184,9 @@ class BinaryReader:
         expected = int((offsets + self.sizes.astype(np.int64) * width).max())
         if found != expected:
             raise self._damaged(".bin", f"expected {expected} bytes, found {found}")
+        # As everybody writes them; a damaged offset would otherwise be another sentence.
+        if not np.array_equal(offsets // width, np.cumsum(self.sizes, dtype=np.int64) - self.sizes):
+            raise self._damaged(".idx", "its sentences overlap, or leave gaps")
         return offsets // width
 
     def _damaged(self, ending: str, what: str) -> DataError:

@@ -11,8 +11,9 @@ import numpy as np
 
 from lamina.data.batching import AnyBatch, Batch, collate
 from lamina.data.binary import BinaryReader
-from lamina.data.data_folder import check_finished, dictionary_name, split_name
+from lamina.data.data_folder import check_finished, split_name
 from lamina.data.packing import PackedBatch, PackedShape, Sentences, packed
+from lamina.data.verify import load_dictionary
 from lamina.errors import DataError
 from lamina.text.vocabulary import EOS, Vocabulary
 
@@ -75,8 +76,7 @@ def find_languages(folder: Path, split: str, source: str | None, target: str | N
 
 
 def load_dictionaries(folder: Path, languages: Languages) -> tuple[Vocabulary, Vocabulary]:
-    check_finished(folder)
-    source, target = (Vocabulary.load(folder / dictionary_name(language)) for language in languages)
+    source, target = (load_dictionary(folder, language) for language in languages)
     return source, target
 
 

@@ -68,7 +68,8 @@ def read_manifest(folder: str | Path) -> dict[str, Any] | None:
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     text = json.dumps({"format": MANIFEST_FORMAT, **manifest}, indent=1, ensure_ascii=False)
-    (folder / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
+    # A file name that is not UTF-8 becomes an escape, which JSON reads.
+    (folder / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 @contextmanager

@@ -50,20 +50,31 @@ class Place(NamedTuple):
 def find_place(config: RanksConfig, environ: Mapping[str, str]) -> Place:
     """As the launcher says in the environment, or the flags; alone if nobody says anything."""
     # Slurm puts a task's number into every shell of a job; how many tasks a step has, only into what srun started.
-    slurm_size = int(environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    slurm_size = _number(environ, "SLURM_STEP_NUM_TASKS", 1)
     if config.init_method is not None:
         # Started by hand, one command a machine, which may have started one process for each of its GPUs.
-        local = int(environ.get("LOCAL_RANK", "0"))
+        local = _number(environ, "LOCAL_RANK", 0)
         return Place(config.rank + local, config.world_size or 1, config.device or local, config.init_method)
     if "RANK" in environ and "WORLD_SIZE" in environ:  # torchrun
-        rank = int(environ["RANK"])
-        local = int(environ.get("LOCAL_RANK", config.device or 0))
-        return Place(rank, int(environ["WORLD_SIZE"]), local)
+        rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+        if rank >= size:
+            raise ConfigError(f"RANK is {rank} and WORLD_SIZE {size} in the environment; ranks count from 0 and end before the "
+                              "size. Start with torchrun, which sets both.")
+        return Place(rank, size, _number(environ, "LOCAL_RANK", config.device or 0))
     if slurm_size > 1:
         host = first_host(environ.get("SLURM_STEP_NODELIST", environ.get("SLURM_JOB_NODELIST", "localhost")))
-        port = config.port if config.port > 0 else FIRST_SLURM_PORT + int(environ["SLURM_JOB_ID"]) % NUM_SLURM_PORTS
-        return Place(int(environ["SLURM_PROCID"]), slurm_size, int(environ["SLURM_LOCALID"]), f"tcp://{host}:{port}")
+        port = config.port if config.port > 0 else FIRST_SLURM_PORT + _number(environ, "SLURM_JOB_ID") % NUM_SLURM_PORTS
+        return Place(_number(environ, "SLURM_PROCID"), slurm_size, _number(environ, "SLURM_LOCALID"), f"tcp://{host}:{port}")
     return Place(0, 1, config.device or 0)
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """What a launcher put into the environment."""
+    value = environ.get(name, "" if default is None else str(default))
+    if not (value.isascii() and value.isdecimal() and len(value) <= 18):
+        raise ConfigError(f"{name} is {value!r} in the environment; it must be a whole number from 0 on, as launchers set it. "
+                          "Set it right, or unset it.")
+    return int(value)
 
 
 def first_host(nodes: str) -> str:
@@ -86,7 +97,7 @@ def own_gpu(place: Place, environ: Mapping[str, str], num_gpus: int) -> int:
 
 def num_to_start(config: RanksConfig, environ: Mapping[str, str], num_gpus: int) -> int:
     """How many processes this one should start and wait for; 1: none, it is the run itself."""
-    if "RANK" in environ or int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 or not config.starts_itself:
+    if "RANK" in environ or _number(environ, "SLURM_STEP_NUM_TASKS", 1) > 1 or not config.starts_itself:
         return 1
     if config.init_method is not None:
         return max(1, min(num_gpus, (config.world_size or 1) - config.rank))

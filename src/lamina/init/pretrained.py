@@ -28,7 +28,10 @@ def fill_table_(table: TokenTable, path: Path, vocabulary: Vocabulary) -> None:
                 if len(values) != dim:
                     raise DataError(f"{path}, line {number}: expected a word and {dim} numbers, found {len(values)}.")
                 if word in vocabulary:
-                    table.weight[vocabulary.id(word)] = torch.tensor([float(value) for value in values])
+                    vector = torch.tensor([float(value) for value in values])
+                    if not vector.isfinite().all():
+                        raise DataError(f"{path}, line {number}: the vector of {word[:40]!r} holds values that are not finite.")
+                    table.weight[vocabulary.id(word)] = vector
                     num_found += 1
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise DataError(f"{path} cannot be read as word vectors: {error}.") from None

@@ -68,9 +68,30 @@ class Described(NamedTuple):
 
     def build(self, sizes: tuple[int, ...]) -> Any:
         """The stored model, with vocabularies of these sizes."""
+        _check_size(self.config, sizes, self.state_dict)
         model = register.task[self.task]().build_model(self.config, sizes)
         load_parameters_(model, self.state_dict)
         return model
+
+
+# Tied tensors and those that a fork left unused make a difference, but not one of this size.
+MOST_TIMES_STORED, SPARE_PARAMETERS = 8, 10**6
+MAX_POSITIONS = 10**7
+
+
+def _check_size(config: ModelConfig, sizes: tuple[int, ...], state_dict: Mapping[str, Tensor]) -> None:
+    """Arguments of a few bytes could describe a model that no machine holds: it has to be about as large as what is stored."""
+    described = sum(stack.num_layers * (4 * stack.model_dim**2 + 2 * stack.model_dim * stack.ffn_dim)
+                    for side in ("encoder", "decoder") if any(name.startswith(f"{side}.") for name in state_dict)
+                    for stack in (getattr(config, side),))
+    if not config.lm.is_adaptive:
+        described += max(sizes) * config.decoder.model_dim
+    stored = sum(tensor.numel() for tensor in state_dict.values())
+    if described > MOST_TIMES_STORED * stored + SPARE_PARAMETERS:
+        raise CheckpointError(f"its arguments describe a model of more than {described:,} parameters, but it holds {stored:,}.")
+    embedding = config.embedding
+    if max(embedding.max_source_positions, embedding.max_target_positions) > MAX_POSITIONS:
+        raise CheckpointError(f"its arguments ask for more than {MAX_POSITIONS:,} positions.")
 
 
 def describe_model(args: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Described:

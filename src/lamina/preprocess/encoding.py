@@ -7,7 +7,6 @@ to count and then to encode, would take twice as long.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from lamina.data.binary import BinaryWriter
+from lamina.files import file_hash, quick_sum
 from lamina.preprocess.line_blocks import TextRange, read_line_blocks
 from lamina.preprocess.workers import check_stop
 from lamina.text.subword import Subword
@@ -63,6 +63,7 @@ class SplitReport:
     num_empty: int
     num_reserved: int  # pieces spelled <s>, <pad> or </s>, which a model will take for the real thing
     hashes: dict[str, str]
+    quick_sums: dict[str, str]
 
 
 class FirstSeen(dict[str, int]):
@@ -137,12 +138,5 @@ def _write_split(task: SplitTask, vocabulary: Vocabulary) -> SplitReport:
             for ending in PART_ENDINGS:  # makes room on the disk for what comes next
                 Path(f"{stem}.{ending}").unlink()
     hashes = {Path(f"{task.prefix}{ending}").name: file_hash(f"{task.prefix}{ending}") for ending in (".bin", ".idx")}
-    return SplitReport(task.prefix, sentences, tokens, unknown, empty, reserved, hashes)
-
-
-def file_hash(path: str | Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    quick_sums = {Path(f"{task.prefix}.bin").name: quick_sum(f"{task.prefix}.bin")}
+    return SplitReport(task.prefix, sentences, tokens, unknown, empty, reserved, hashes, quick_sums)

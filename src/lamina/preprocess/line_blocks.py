@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lamina.errors import DataError
+from lamina.files import check_regular
 
 BLOCK_BYTES = 256 << 10  # small enough that the pieces of a block stay in the processor's cache
 MAX_BYTES_PER_CHARACTER = 4  # in UTF-8
@@ -42,6 +43,7 @@ def file_size(path: str) -> int:
     if os.path.isdir(path):
         raise DataError(f"{path} is a folder; expected a text file.")
     try:
+        check_regular(path)
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
     except FileNotFoundError:

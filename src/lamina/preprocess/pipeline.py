@@ -22,13 +22,13 @@ from lamina.data.data_folder import (
 )
 from lamina.errors import DataError
 from lamina.fields import flatten
+from lamina.files import file_hash
 from lamina.preprocess.encoding import (
     CountTask,
     SideTask,
     SplitReport,
     SplitTask,
     count_range,
-    file_hash,
     merge_counts,
     write_side,
 )
@@ -187,8 +187,9 @@ def _write_companions(config: PreprocessConfig, folder: Path, staged: Path, voca
     save_subwords(staged, kept | named)
     hashes = {name: digest for side in sides for name, digest in side.counts.hashes.items()}
     hashes |= {path.name: file_hash(path) for path in staged.iterdir() if path.is_file() and path.name not in hashes}
+    quick_sums = {name: digest for side in sides for name, digest in side.counts.quick_sums.items()}
     files = {name: {"bytes": (staged / name).stat().st_size, "sha256": digest}
-             for name, digest in sorted(hashes.items())}
+             | ({"quick": quick_sums[name]} if name in quick_sums else {}) for name, digest in sorted(hashes.items())}
     write_manifest(staged, {
         "lamina": __version__,
         "vocabularies": earlier.get("vocabularies", {}) | {

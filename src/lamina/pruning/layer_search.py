@@ -12,6 +12,7 @@ from lamina.checkpoint.format import PLUG_IN_ADVICE, Checkpoint
 from lamina.config.batches import BatchConfig, DataConfig
 from lamina.config.prune_options import LayerMetricConfig, LayerSearchConfig
 from lamina.data.feed import Feed
+from lamina.data.verify import verify_splits
 from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.fields import build, unique_leaves
 from lamina.parts import Criterion
@@ -47,6 +48,7 @@ def open_meter(checkpoint: Checkpoint, folder: str, config: LayerMetricConfig, p
     device = torch.device("cuda" if torch.cuda.is_available() and not config.cpu else "cpu")
     limits = BatchConfig(max_tokens=config.max_tokens or (None if config.max_sentences else DEFAULT_MAX_TOKENS),
                          max_sentences=config.max_sentences)
+    verify_splits(task.data_parts(task.folders[:1]), [config.subset], "once", pair=task.language_pair, note=notice)
     feed = Feed(task.corpus(config.subset), seed=1, limits=limits, max_positions=task.max_positions, device=device,
                 is_shuffled=False)
     if len(feed.too_long.indices):

@@ -12,6 +12,7 @@ from lamina.config.yaml_file import read_mapping
 from lamina.errors import ConfigError
 from lamina.fields import suggestion
 from lamina.files import is_plain_name
+from lamina.recipes.confine import ADVICE, is_place_inside
 
 TEXT = "txt"  # the ending of a text with one side
 
@@ -77,6 +78,14 @@ class Dataset:
         places = [*self.train, *self.valid, *tests]
         names = [place.partition("!")[0].replace("|", " or ") if "!" in place else place.partition("/")[0] for place in places]
         return [name for name in dict.fromkeys(names) if name]
+
+
+def check_places(dataset: Dataset) -> None:
+    """All of them below the folder of downloads."""
+    tests = [place for test in dataset.tests for places in (test.source, *test.references, (test.m2,)) for place in places]
+    for place in (*dataset.train, *dataset.valid, *tests):
+        if not is_place_inside(place):
+            raise ConfigError(f"corpus {dataset.name}: {place} leads out of --data, the folder that it may read. {ADVICE}.")
 
 
 KEYS = ("about", "languages", "train", "valid", "tests", "clean", "bpe", "preprocess", "score")

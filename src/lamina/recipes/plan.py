@@ -15,6 +15,7 @@ from lamina.config.parser import parse, resolve
 from lamina.config.score_options import OF_SACREBLEU
 from lamina.config.yaml_file import flag_words
 from lamina.errors import ConfigError
+from lamina.recipes.confine import check_inside
 from lamina.recipes.dataset import Dataset, TestSet
 from lamina.recipes.recipe_file import Cut, Recipe, Variant, scaled
 
@@ -54,6 +55,7 @@ class Places:
     out: Path
     work: Path
     downloads: Path
+    are_trusted: bool = False  # whether a recipe may name others
 
     def text(self, data: Dataset) -> Path:
         return self.work / "data" / data.name / "text"
@@ -85,7 +87,8 @@ class RunPlan:
 def plan_data(data: Dataset, places: Places, workers: int | None = None) -> tuple[Stage, ...]:
     text, binary = places.text(data), places.binary(data)
     more = [] if workers is None else [f"--workers={workers}"]
-    prepare = ["recipe", "prepare", data.call, "--data", str(places.downloads), "--out", str(text), *more]
+    prepare = ["recipe", "prepare", data.call, "--data", str(places.downloads), "--out", str(text), *more,
+               *(["--trust-paths"] if places.are_trusted else [])]
     if len(data.languages) == 2:
         sides = ["-s", data.languages[0], "-t", data.languages[1], "--trainpref", f"{text}/train",
                  "--validpref", f"{text}/valid"]
@@ -238,13 +241,16 @@ def _digest(recipe: Recipe, variant: Variant, train: Mapping[str, Any], train_fl
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def check_stages(title: str, stages: Sequence[Stage]) -> None:
-    """Every command against the options that there are, before the first one runs."""
+def check_stages(title: str, stages: Sequence[Stage], places: Places, train_flags: Sequence[str] = ()) -> None:
+    """Every command against the options that there are and the folders that it may reach, before the first one runs."""
     for stage in stages:
         name, rest = find_command(stage.words)
         cls: Any = load(COMMANDS[name].config)
         try:
             given, _ = parse(f"lamina {name}", cls, "", rest)
             resolve(cls, given)
+            if not places.are_trusted:
+                typed = parse(f"lamina {name}", cls, "", train_flags)[0] if name == "train" else {}
+                check_inside(f"lamina {name}", cls, given, (places.out, places.work, places.downloads), typed)
         except ConfigError as error:
             raise ConfigError(f"{title}, {stage.name}: {error}") from None

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from lamina.errors import DataError
 from lamina.files import whole_folder
 from lamina.metrics.m2 import Annotated, read_m2
 from lamina.preprocess.workers import Progress, Workers, no_progress
-from lamina.recipes.dataset import Cleaning, Dataset, TestSet, filled
+from lamina.recipes.dataset import Cleaning, Dataset, TestSet, check_places, filled
 from lamina.recipes.sources import read_place
 from lamina.text.subword import Whitespace, remove_joiners
 from lamina.text.tokenizer import Moses, punctuation_normalizer
@@ -27,6 +27,7 @@ CHUNK_LINES = 2000
 CHUNKS_A_WORKER = 4  # in memory at a time, whatever the size of the corpus
 NOT_UTF8 = "�"
 REPORT_NAME = "corpus.json"
+Read = Callable[[str], Iterator[str]]  # a place's lines
 Row = tuple[str, ...]  # a line of each side
 
 
@@ -38,18 +39,24 @@ class _Task(NamedTuple):
 
 
 def prepare(dataset: Dataset, downloads: Path, out: Path, *, workers: int = 1,
-            progress: Progress = no_progress) -> dict[str, dict[str, int]]:
-    """Write the text of a corpus; the counts that it returns lie in corpus.json too."""
+            progress: Progress = no_progress, is_confined: bool = True) -> dict[str, dict[str, int]]:
+    """Write the text of a corpus; the counts that it returns lie in corpus.json too.
+
+    One that is not confined may read outside of `downloads`.
+    """
+    if is_confined:
+        check_places(dataset)
+    read = partial(read_place, downloads, is_confined=is_confined)
     with whole_folder(out) as folder, Workers(workers) as pool:
-        counts = dict(_write_training(dataset, downloads, folder, pool, progress))
+        counts = dict(_write_training(dataset, read, folder, pool, progress))
         for test in dataset.tests:
-            counts[test.name] = _write_test(dataset, test, downloads, folder, pool)
+            counts[test.name] = _write_test(dataset, test, read, folder, pool)
         report = {"corpus": dataset.name, "digest": dataset.digest, "splits": counts}
         (folder / REPORT_NAME).write_text(json.dumps(report, indent=1) + "\n")
     return counts
 
 
-def _write_training(dataset: Dataset, downloads: Path, folder: Path, pool: Workers,
+def _write_training(dataset: Dataset, read: Read, folder: Path, pool: Workers,
                     progress: Progress) -> Iterator[tuple[str, dict[str, int]]]:
     """Training and validation text; held-out pairs leave training, in the order in which they come."""
     seen: set[int] = set()
@@ -57,7 +64,7 @@ def _write_training(dataset: Dataset, downloads: Path, folder: Path, pool: Worke
         writers = {split: stack.enter_context(_Writer(folder, split, dataset.endings)) for split in ("train", "valid")}
         for split, places in (("train", dataset.train), ("valid", dataset.valid)):
             kept = 0
-            for row, reason in cleaned(dataset, _rows(dataset, downloads, places), pool, filters=split == "train"):
+            for row, reason in cleaned(dataset, _rows(dataset, read, places), pool, filters=split == "train"):
                 if not reason and split == "train" and dataset.cleaning.deduplicate:
                     # Numbers, not lines: 36 million pairs fit.
                     reason = "seen before" if hash(row) in seen else ""
@@ -76,23 +83,23 @@ def _write_training(dataset: Dataset, downloads: Path, folder: Path, pool: Worke
         yield split, {"lines": writer.count, **writer.left_out}
 
 
-def _rows(dataset: Dataset, downloads: Path, places: Iterable[str]) -> Iterator[Row]:
+def _rows(dataset: Dataset, read: Read, places: Iterable[str]) -> Iterator[Row]:
     for place in places:
         if place.endswith(".m2"):
-            yield from _corrected(downloads, place)
+            yield from _corrected(read, place)
             continue
-        sides = [read_place(downloads, filled(place, dataset.languages, side)) for side in range(len(dataset.endings))]
+        sides = [read(filled(place, dataset.languages, side)) for side in range(len(dataset.endings))]
         for number, row in enumerate(zip_longest(*sides), start=1):
             if None in row:
-                raise DataError(f"{downloads / place}: the two sides differ in length; {dataset.endings[row.index(None)]} ends "
+                raise DataError(f"{place}: the two sides differ in length; {dataset.endings[row.index(None)]} ends "
                                 f"before line {number}.")
             yield row
 
 
-def _corrected(downloads: Path, place: str) -> Iterator[Row]:
+def _corrected(read: Read, place: str) -> Iterator[Row]:
     """What a learner wrote, and the first annotator's correction of it."""
     block: list[str] = []
-    for line in [*read_place(downloads, place), ""]:
+    for line in [*read(place), ""]:
         if line.strip():
             block.append(line)
         elif block:
@@ -109,13 +116,13 @@ def apply_edits(sentence: Annotated) -> list[str]:
     return words
 
 
-def _write_test(dataset: Dataset, test: TestSet, downloads: Path, folder: Path, pool: Workers) -> dict[str, int]:
+def _write_test(dataset: Dataset, test: TestSet, read: Read, folder: Path, pool: Workers) -> dict[str, int]:
     """Every line of a test set stays, whatever it looks like."""
     count = 0
     files = {test.name + "." + dataset.endings[0]: (test.source, 0)}
     files |= {f"{test.name}.ref{number}": (places, 1) for number, places in enumerate(test.references)}
     for name, (places, side) in files.items():
-        rows = ((line,) for place in places for line in read_place(downloads, place))
+        rows = ((line,) for place in places for line in read(place))
         lines = [row[0] for row, _ in cleaned(dataset, rows, pool, filters=False, endings=(dataset.endings[side],))]
         if side and dataset.has_bpe_marks:
             lines = [remove_joiners(line) for line in lines]
@@ -125,7 +132,7 @@ def _write_test(dataset: Dataset, test: TestSet, downloads: Path, folder: Path, 
         count = len(lines)
         (folder / name).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     if test.m2:
-        text = "".join(line + "\n" for line in read_place(downloads, test.m2))
+        text = "".join(line + "\n" for line in read(test.m2))
         (folder / f"{test.name}.m2").write_text(text, encoding="utf-8")
     return {"lines": count}
 

@@ -130,6 +130,8 @@ def _recipe(path: Path, values: dict[str, Any]) -> Recipe:
     stalled = values.get("stalled-above", math.inf)
     if isinstance(stalled, bool) or not isinstance(stalled, (int, float)):
         raise ConfigError(f"stalled-above is {stalled!r}; it must be a number of bits.")
+    if not is_plain_name(values.get("model", "checkpoint_best.pt")) or not is_plain_name(path.stem):
+        raise ConfigError(f"model is {values.get('model')!r} and the recipe's file {path.name}; both must be plain names.")
     return Recipe(
         name=path.stem, about=" ".join(str(values.get("about", "")).split()), published=str(values.get("published", "")),
         data=find_dataset(values["data"], path.parent), seeds=seeds, tiers=_tiers(values.get("tiers") or {}, variants, seeds),

@@ -23,6 +23,7 @@ from lamina.distributed.signals import StopWish
 from lamina.errors import ConfigError, DataError, LaminaError, StopSignal
 from lamina.files import read_json, whole_file
 from lamina.preprocess.workers import Workers, available_cores
+from lamina.recipes.dataset import check_places
 from lamina.recipes.plan import Places, RunPlan, Stage, check_stages, plan_comparisons, plan_data, plan_run
 from lamina.recipes.prepare import REPORT_NAME
 from lamina.recipes.printed_figures import comparison_figures, decoding_speed, score_figures, training_figures
@@ -243,10 +244,12 @@ def plan_all(recipe: Recipe, places: Places, wishes: Wishes) -> tuple[tuple[Stag
     data_stages = plan_data(recipe.data, places, wishes.workers)
     plans = [plan_run(recipe, recipe.variants[name], seed, places, budget=wishes.budget, train_flags=wishes.train_flags)
              for name, seed in wishes.runs]
-    check_stages(f"corpus {recipe.data.name}", data_stages)
+    if not places.are_trusted:
+        check_places(recipe.data)
+    check_stages(f"corpus {recipe.data.name}", data_stages[1:], places)  # the first one is of our own making
     for variant in dict.fromkeys(plan.variant for plan in plans):
         plan = next(plan for plan in plans if plan.variant == variant)  # seeds make no difference
-        check_stages(plan.title, plan.stages)
+        check_stages(plan.title, plan.stages, places, wishes.train_flags)
     return data_stages, plans
 
 

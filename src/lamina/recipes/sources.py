@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from lamina.errors import DataError, LaminaError
+from lamina.recipes.confine import ADVICE, is_inside, is_place_inside
 
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 # A segment of a WMT (.sgm) or IWSLT (.xml) test set, which may run over several lines.
@@ -27,11 +28,16 @@ SEGMENT_END = re.compile(r"</seg\s*>", re.IGNORECASE)
 TALK_NOTE = re.compile(r"\s*</?(?:url|talkid|keywords|speaker|reviewer|translator|doc)\b", re.IGNORECASE)
 TALK_TAG = re.compile(r"</?(?:title|description)\s*>", re.IGNORECASE)
 MAX_SEGMENT_CHARACTERS = 1_000_000
+# Text packs to a fifth, or repeated lines to a fiftieth; what unpacks to more was made to fill the memory or the disk.
+MAX_LINE_BYTES = 2**24
+MOST_TIMES_PACKED, SPARE_BYTES = 200, 2**28
 
 
-def read_place(folder: Path, place: str) -> Iterator[str]:
-    """The sentences of a place, in order; what is not UTF-8 has U+FFFD in it."""
+def read_place(folder: Path, place: str, *, is_confined: bool = True) -> Iterator[str]:
+    """The sentences of a place, in order; what is not UTF-8 has U+FFFD in it. One that is confined lies below `folder`."""
     path, member = _find(folder, place)
+    if is_confined and not (is_place_inside(place) and is_inside(path, folder)):
+        raise DataError(f"{path} lies outside of {folder}, the folder that a corpus may read. {ADVICE}.")
     lines = _raw_lines(path, member)
     name = Path(member or path).name.removesuffix(".gz")
     if name.endswith((".sgm", ".sgml", ".xml")):
@@ -76,8 +82,14 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def _raw_lines(path: Path, member: str) -> Iterator[str]:
+    most, done = MOST_TIMES_PACKED * path.stat().st_size + SPARE_BYTES, 0
     with _told(path), _opened(path, member) as file:
-        for line in file:
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            done += len(line)
+            if len(line) > MAX_LINE_BYTES:
+                raise DataError(f"{path} has a line of more than {MAX_LINE_BYTES} bytes, which no text has.")
+            if done > most:
+                raise DataError(f"{path} unpacks to more than {MOST_TIMES_PACKED} times its size, which no text does.")
             yield line.decode("utf-8", errors="replace").rstrip("\r\n")
 
 

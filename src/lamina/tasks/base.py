@@ -54,6 +54,15 @@ class Task(ABC):
         if not self.folders:
             raise DataError("the data folder has an empty name; give the folder that `lamina preprocess` made.")
 
+    def data_parts(self, folders: Iterable[Path]) -> list[Path]:
+        """The folders in which the files of these data folders lie."""
+        return list(folders)
+
+    @property
+    def language_pair(self) -> tuple[str, ...]:
+        """Of a folder that may hold several: the languages in the names of this task's files."""
+        return ()
+
     @property
     @abstractmethod
     def max_positions(self) -> tuple[int, ...]:

@@ -8,12 +8,12 @@ from typing import Any
 from lamina.config.batches import DataConfig
 from lamina.config.model import ModelConfig
 from lamina.data.blocks import TokenBlocks, find_language, open_blocks
-from lamina.data.data_folder import check_finished, dictionary_name, read_manifest
+from lamina.data.verify import load_dictionary, load_folder_subwords
 from lamina.init.pretrained import fill_table_
 from lamina.models.decoder_only import DecoderOnly
 from lamina.parts.contracts import TaskKind
 from lamina.tasks.base import Task
-from lamina.text.subword import Subword, Whitespace, load_subwords
+from lamina.text.subword import Subword, Whitespace
 from lamina.text.vocabulary import Vocabulary
 
 NO_LANGUAGE = "text"  # what a text without a language is called in checkpoints and messages
@@ -29,10 +29,9 @@ class TextTask(Task):
         super().__init__(kind, data, model)
         folder = self.folders[0]
         self.language = find_language(folder, data.train_subset)
-        check_finished(folder)
         self.languages = (self.language or NO_LANGUAGE,)
-        self.vocabularies = (Vocabulary.load(folder / dictionary_name(self.language)),)
-        stored = load_subwords(folder) if read_manifest(folder) is not None else {}
+        self.vocabularies = (load_dictionary(folder, self.language),)
+        stored = load_folder_subwords(folder)
         self.subwords = (stored.get(self.language or "", Whitespace()),)
 
     def open_blocks(self, folder: Path, split: str, block_size: int, *, is_training: bool) -> TokenBlocks:

@@ -15,10 +15,10 @@ from lamina.config.batches import DataConfig
 from lamina.config.model import ModelConfig
 from lamina.config.train_options import ValidationConfig
 from lamina.data.batching import AnyBatch
-from lamina.data.data_folder import dictionary_name, read_manifest
 from lamina.data.labelled_sentences import (
     FIRST_INPUT,
     LABEL,
+    SECOND_INPUT,
     Frame,
     SentenceBatch,
     SentenceCorpus,
@@ -26,13 +26,14 @@ from lamina.data.labelled_sentences import (
     read_classes,
     read_numbers,
 )
+from lamina.data.verify import load_dictionary, load_folder_subwords
 from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.init.pretrained import fill_table_
 from lamina.metrics.classes import accuracy, f1, pearson
 from lamina.models.masked import MaskedModel
 from lamina.parts.contracts import TaskKind
 from lamina.tasks.base import Gather, Task
-from lamina.text.subword import Whitespace, load_subwords
+from lamina.text.subword import Whitespace
 from lamina.text.vocabulary import FIRST_WORD_ID, Vocabulary
 
 
@@ -50,8 +51,8 @@ class SentencePrediction(Task):
             raise DataError(f"there is no {folder / FIRST_INPUT}. Make {folder}/{FIRST_INPUT} and {folder}/{LABEL} (and "
                             f"{folder}/input1 for pairs) with `lamina preprocess --only-source`, one run each.")
         self.frame = Frame(classifier.init_token, classifier.separator_token)
-        self.inputs = Vocabulary.load(folder / FIRST_INPUT / dictionary_name(None)).with_mask()
-        stored = load_subwords(folder / FIRST_INPUT) if read_manifest(folder / FIRST_INPUT) is not None else {}
+        self.inputs = load_dictionary(folder / FIRST_INPUT, None).with_mask()
+        stored = load_folder_subwords(folder / FIRST_INPUT)
         self.languages, self.vocabularies = ("input",), (self.inputs,)
         self.subwords = (stored.get("", Whitespace()),)
         if not data.sentences.is_regression:
@@ -60,7 +61,7 @@ class SentencePrediction(Task):
         self._check_tokens()
 
     def _load_labels(self, folder: Path) -> Vocabulary:
-        labels = Vocabulary.load(folder / LABEL / dictionary_name(None))
+        labels = load_dictionary(folder / LABEL, None)
         names = [symbol for symbol in labels.symbols[FIRST_WORD_ID:] if not symbol.startswith("madeupword")]
         number = self.model_config.classifier.num_classes
         if len(names) > number:
@@ -75,6 +76,9 @@ class SentencePrediction(Task):
         for name, token in (("init-token", self.frame.init_id), ("separator-token", self.frame.separator_id)):
             if token >= len(self.inputs):
                 raise ConfigError(f"--{name} is {token}, but the dictionary has {len(self.inputs)} symbols.")
+
+    def data_parts(self, folders: Iterable[Path]) -> list[Path]:
+        return [folder / name for folder in folders for name in (FIRST_INPUT, SECOND_INPUT, LABEL)]
 
     @property
     def max_positions(self) -> tuple[int]:

@@ -15,7 +15,7 @@ from lamina.config.search_options import SearchConfig
 from lamina.config.train_options import ValidationConfig
 from lamina.data.batching import AnyBatch, Batch
 from lamina.data.corpus import Languages, ParallelCorpus, find_languages, load_dictionaries, open_corpus
-from lamina.data.data_folder import read_manifest
+from lamina.data.verify import load_folder_subwords
 from lamina.decode.batched_search import search_rows
 from lamina.decode.requests import rows_of
 from lamina.decode.search import Search
@@ -27,7 +27,7 @@ from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.parts.contracts import TaskKind
 from lamina.tasks.base import Gather, Task
 from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown, join_pieces, warn_of_joiner
-from lamina.text.subword import Subword, Whitespace, load_subwords
+from lamina.text.subword import Subword, Whitespace
 from lamina.text.tokenizer import Moses, detokenizer, looks_tokenized
 from lamina.text.vocabulary import Vocabulary
 
@@ -48,8 +48,12 @@ class Translation(Task):
         super().__init__(kind, data, model)
         self.languages = find_languages(self.folders[0], data.train_subset, data.source_lang, data.target_lang)
         self.vocabularies = load_dictionaries(self.folders[0], self.languages)
-        stored = load_subwords(self.folders[0]) if read_manifest(self.folders[0]) is not None else {}
+        stored = load_folder_subwords(self.folders[0])
         self.subwords = (stored.get(self.languages.source, Whitespace()), stored.get(self.languages.target, Whitespace()))
+
+    @property
+    def language_pair(self) -> tuple[str, ...]:
+        return self.languages
 
     @property
     def max_positions(self) -> tuple[int, int]:

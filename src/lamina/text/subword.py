@@ -22,6 +22,7 @@ from lamina.text.tokenizer import Moses
 
 SUBWORDS_NAME = "subwords.json"
 JOINER = "@@"  # subword-nmt's: the next piece belongs to the same word
+BPE_VERSIONS = ("0.1", "0.2")
 WORD_START = "▁"  # sentencepiece's: a word begins with this piece
 # Words whose segmentation is kept at hand; beyond that the cache starts again, so that memory stays bounded.
 CACHED_WORDS = 500_000
@@ -116,6 +117,9 @@ class Bpe:
         except UnicodeDecodeError as error:
             raise DataError(f"{self.name} is not valid UTF-8 at byte {error.start}.") from None
         lines = text.rstrip("\n").split("\n")
+        if lines[0].startswith("#version:") and lines[0].split(":", 1)[1].strip() not in BPE_VERSIONS:
+            raise DataError(f"{self.name} say {lines[0][:40]!r}; known are {' and '.join(BPE_VERSIONS)}. Learn them "
+                            "with `lamina preprocess` or subword-nmt 0.2 or later.")
         for number, line in enumerate(lines, start=1):
             if not (number == 1 and line.startswith("#version:")) and len(line.strip("\r\n ").split(" ")) != 2:
                 raise DataError(f"{self.name}, line {number}: expected two symbols to merge, found {line[:40]!r}. "

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
+from lamina.checkpoint.finite import first_not_finite, is_finite
 from lamina.config.train_options import PrecisionConfig
+from lamina.distributed.ranks import Ranks
+from lamina.distributed.weights import FlatWeights
 from lamina.errors import DivergenceError
 from lamina.training.progress import Progress
 from lamina.training.report import Reporter
@@ -19,6 +23,7 @@ from lamina.training.update import UpdateResult
 MAX_SKIPPED_IN_A_ROW = 64
 # Without a loss scale there is nothing to search for: an odd batch may do it once, but not again and again.
 MAX_BAD_IN_A_ROW = 10
+BAD_GRADIENT = "the latest gradient was not finite"
 
 
 class _Pending(NamedTuple):
@@ -43,6 +48,7 @@ class DivergenceWatch:
         self._pending: deque[_Pending] = deque()
         self._num_skipped = 0  # in a row
         self._num_bad = 0  # of all
+        self._is_validation_bad = False
 
     def add(self, result: UpdateResult, lr: float) -> None:
         progress = self.progress
@@ -74,15 +80,34 @@ class DivergenceWatch:
                                   loss_scale=scale if self.dtype == torch.float16 else None)
 
     @property
-    def is_in_doubt(self) -> bool:
-        """Whether the weights may be ruined: the latest gradient was not finite, and no search for a loss scale explains it."""
-        return self._num_skipped > 0 and self.dtype != torch.float16
+    def doubt(self) -> str:
+        """Why the weights may be ruined, or nothing. A search for a loss scale explains a gradient that is not finite."""
+        if self._num_skipped > 0 and self.dtype != torch.float16:
+            return BAD_GRADIENT
+        return "the latest validation loss was not finite" if self._is_validation_bad else ""
+
+    def validated(self, figures: Mapping[str, float]) -> None:
+        """What the first validation set says of the weights as they are."""
+        self._is_validation_bad = not all(math.isfinite(figures[name]) for name in ("loss", "nll_loss") if name in figures)
+
+    def check_weights(self, weights: FlatWeights, optimizer_state: Mapping[str, Tensor], ranks: Ranks) -> None:
+        """All of them, before they replace what is on disk: weights that are not finite never recover."""
+        named = zip(weights.names, weights.views(weights.master), strict=True)
+        culprit = None if is_finite(weights.master) else first_not_finite(named)
+        culprit = culprit or first_not_finite((f"optimizer state {name}", value) for name, value in optimizer_state.items())
+        (num_bad,) = ranks.sum(int(culprit is not None))
+        if num_bad:
+            name = next(filter(None, ranks.gather([culprit or ""])))
+            raise DivergenceError(f"training diverged: after update {self.progress.updates}, {name} holds values that are not "
+                                  f"finite. Checkpoints from before are untouched. {self._advice()}")
 
     def check_end(self) -> None:
         """A run must not end on a state that nobody would save."""
-        if self.is_in_doubt:
-            raise DivergenceError(f"training ended with {self._num_skipped} updates whose gradient was not finite; "
-                                  f"checkpoints from before are untouched. {self._advice()}")
+        if self.doubt:
+            is_gradient = self.doubt == BAD_GRADIENT
+            what = f"with {self._num_skipped} updates whose gradient" if is_gradient else "on a state whose validation loss"
+            raise DivergenceError(f"training ended {what} was not finite; checkpoints from before are untouched. "
+                                  f"{self._advice()}")
 
     def _check_overflow(self, item: _Pending, scale: float) -> None:
         """A step that was not taken left every weight as it was."""

@@ -8,12 +8,14 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint, save_checkpoint
+from lamina.checkpoint.runs import BEFORE_RUNS, Mark, Marks, latest_run, named, read_mark
 from lamina.config.train_options import SavingConfig
 from lamina.errors import CheckpointError
 from lamina.files import part_of, remove_stale_parts, replace_durably
@@ -29,11 +31,15 @@ class Keeper:
     """checkpoint_last.pt, checkpoint_best.pt, checkpointEPOCH.pt and checkpoint_EPOCH_UPDATES.pt in one folder.
 
     An old checkpoint goes when the new one is complete, never before. With --async-save a thread writes a copy of the state
-    while training goes on, one at a time.
+    while training goes on, one at a time. Those of another run stay: their numbers say nothing about this one's, and what
+    would be replaced gets another name.
     """
 
-    def __init__(self, config: SavingConfig, note: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, config: SavingConfig, note: Callable[[str], None] = lambda _: None, run: str = BEFORE_RUNS) -> None:
         self.config = config
+        self.run = run
+        self._written: set[str] = set()  # by this process
+        self._marks = Marks()
         self.folder = Path(config.save_dir)
         self.note = note
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="saving") if config.is_async else None
@@ -94,9 +100,12 @@ class Keeper:
             self._num_failures = 0
 
     def _write(self, checkpoint: Checkpoint, names: Sequence[str], what: str) -> None:
+        for name in names:
+            self._set_aside(name)
         save_checkpoint(self.folder / names[0], checkpoint)
         for name in names[1:]:
             _publish(self.folder / names[0], self.folder / name)
+        self._written.update(names)
         self._remove_old()
         self.note(f"saved {', '.join(names)} in {self.folder}{what}")
 
@@ -123,15 +132,61 @@ class Keeper:
     def _keep_newest(self, pattern: str, number: int) -> None:
         if number < 0:
             return
-        found = [(int(match[1]), path) for path in self.folder.iterdir() if (match := re.fullmatch(pattern, path.name))]
+        found = [(int(match[1]), path) for path in self.folder.iterdir()
+                 if (match := re.fullmatch(pattern, path.name)) and self._is_own(path)]
         for _, path in sorted(found, reverse=True)[number:]:
             path.unlink(missing_ok=True)
 
+    def _is_own(self, path: Path) -> bool:
+        if path.name in self._written:
+            return True
+        mark = self._marks.of(path)
+        return mark is not None and mark.run == self.run
 
-def earlier_checkpoints(path: Path) -> list[Path]:
-    """The other checkpoints that a run wrote beside this one, the latest first; second names of the same file are left out."""
+    def _set_aside(self, name: str) -> None:
+        """Give what another run wrote under this name a second one, before it is replaced."""
+        path = self.folder / name
+        if name in self._written or (mark := self._marks.of(path)) is None or mark.run == self.run:
+            return
+        for number in count(1):
+            aside = path.with_name(f"{path.stem}.{named(mark.run)}{f'-{number}' if number > 1 else ''}{path.suffix}")
+            if not aside.exists():
+                break
+        _publish(path, aside)
+        self.note(f"{name} in {self.folder} is of another run: it is now {aside.name}")
+
+
+class Fallback(NamedTuple):
+    """A checkpoint that may take the place of a damaged one."""
+
+    path: Path
+    mark: Mark | None
+    is_same_run: bool | None  # None: nobody can tell, and nothing speaks against it
+
+
+def earlier_checkpoints(path: Path) -> list[Fallback]:
+    """The other checkpoints beside this one, the best to continue from first; second names of the same file are left out.
+
+    Those of the same run come before all others, its latest update first. The time on a file says nothing: copies have
+    another.
+    """
     others = [other for other in path.parent.iterdir() if KEPT_NAMES.fullmatch(other.name) and not other.samefile(path)]
-    return sorted(others, key=lambda other: (other.stat().st_mtime_ns, other.name), reverse=True)
+    marks = {other: read_mark(other) for other in others}
+    known = [mark for mark in marks.values() if mark is not None]
+    own = read_mark(path)
+    run = own.run if own else latest_run(known) if known else BEFORE_RUNS
+    is_sure = own is not None or len({mark.run for mark in known}) == 1
+
+    def rank(other: Path) -> tuple[Any, ...]:
+        mark, numbers = marks[other], tuple(map(int, re.findall(r"\d+", other.name)))
+        if mark is None:
+            return (0, numbers[::-1], other.name)  # fairseq's, or damaged as well
+        return (2, mark.updates, other.name) if mark.run == run else (1, mark.time, mark.updates, other.name)
+
+    def is_same_run(mark: Mark | None) -> bool | None:
+        return None if mark is None or (mark.run == run and not is_sure) else mark.run == run
+
+    return [Fallback(other, marks[other], is_same_run(marks[other])) for other in sorted(others, key=rank, reverse=True)]
 
 
 def _publish(source: Path, name: Path) -> None:

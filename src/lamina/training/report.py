@@ -33,7 +33,7 @@ class Interval:
     def figures(self, now: float) -> dict[str, float]:
         seconds = max(now - self.started, 1e-9)
         return {
-            **bits_per_token(self.loss, self.nll, max(self.num_tokens, 1)),
+            **bits_per_token(self.loss, self.nll, self.num_tokens),
             "wps": self.num_tokens / seconds,
             "ups": self.num_updates / seconds,
             "wpb": self.num_tokens / max(self.num_updates, 1),

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lamina.checkpoint.finite import ruined_part
 from lamina.checkpoint.format import Checkpoint, load_weights_
+from lamina.checkpoint.runs import BEFORE_RUNS, is_run, named, new_run
 from lamina.config.differences import flags_for
 from lamina.config.keep import SIDES, KeepConfig
 from lamina.config.train_options import SavingConfig, TrainConfig
@@ -82,9 +84,15 @@ def find_restore_file(saving: SavingConfig) -> Path | None:
     return next((path for path in places if path.is_file() or is_exported(path)), None)
 
 
-def load_whole(path: Path, load: Callable[[Path], Checkpoint], note: Callable[[str], None], *,
+def load_whole(path: Path, read: Callable[[Path], Checkpoint], note: Callable[[str], None], *,
                may_fall_back: bool) -> tuple[Path, Checkpoint]:
-    """The checkpoint, or if that is damaged the latest one beside it that is whole, with a warning."""
+    """The checkpoint, or if that is damaged or ruined the latest one beside it that is whole, with a warning."""
+    def load(path: Path) -> Checkpoint:
+        checkpoint = read(path)
+        if (name := ruined_part(checkpoint)) is not None:
+            raise DamageError(f"{path} is of no use: {name} holds values that are not finite. Take an earlier one.")
+        return checkpoint
+
     try:
         return path, load(path)
     except DamageError as error:
@@ -93,13 +101,30 @@ def load_whole(path: Path, load: Callable[[Path], Checkpoint], note: Callable[[s
         damage = error
     for other in earlier_checkpoints(path):
         try:
-            checkpoint = load(other)
+            checkpoint = load(other.path)
         except CheckpointError:
             continue
         if "progress" in checkpoint.training:
-            note(f"warning: {damage} Going on from {other} instead")
-            return other, checkpoint
+            whose = {True: "", False: f", which is of another run ({named(run_of(checkpoint))}): none of this run is whole",
+                     None: "" if other.mark is None else
+                     f", the latest of the run that saved last ({named(run_of(checkpoint))}): the folder holds several runs, "
+                     "and of which one the damaged file was cannot be read"}[other.is_same_run]
+            note(f"warning: {damage} Going on from {other.path} instead{whose}")
+            return other.path, checkpoint
     raise damage
+
+
+def run_of(checkpoint: Checkpoint) -> str:
+    run = checkpoint.training.get("run", BEFORE_RUNS)
+    return run if is_run(run) else BEFORE_RUNS
+
+
+def run_to_be(start: StartingPoint | None, saving: SavingConfig) -> str:
+    """The id of the run that is continued; a new one where updates or epochs count from the beginning, or two would fork."""
+    is_continued = (start is not None and start.is_resumed and saving.restore_file == DEFAULT_RESTORE_FILE
+                    and "optimizer" in start.checkpoint.training
+                    and not (saving.reset_optimizer or saving.reset_dataloader))
+    return run_of(start.checkpoint) if start is not None and is_continued else new_run()
 
 
 def restore_weights_(model: nn.Module, checkpoint: Checkpoint, task: Task, path: Path, note: Callable[[str], None]) -> None:
@@ -127,6 +152,9 @@ def restore_training(start: StartingPoint, updater: Updater, config: TrainConfig
         progress.best_of = measure_of(start.checkpoint.config)
     if "optimizer" in training and not saving.reset_optimizer:
         kind = flatten(config.optimization)["optimizer"]
+        if "optimizer_kind" not in training or not {"value", "good_updates"} <= training.get("scale", {}).keys():
+            raise CheckpointError(f"{start.path} lacks the optimizer's kind or the loss scale that belong to its state. Add "
+                                  "--reset-optimizer to start it afresh.")
         if training["optimizer_kind"] != kind:
             raise CheckpointError(f"the checkpoint was trained with --optimizer {training['optimizer_kind']}, not {kind}. "
                                   "Use that one, or add --reset-optimizer.")
@@ -165,6 +193,11 @@ def load_optimizer_(updater: Updater, stored: dict[str, Any], note: Callable[[st
     if stored.keys() != state.keys():
         raise CheckpointError(f"the checkpoint's optimizer state has {', '.join(sorted(stored))}; expected "
                               f"{', '.join(sorted(state))}. Add --reset-optimizer to start it afresh.")
+    for name, value in state.items():
+        own, is_flat = stored[name], value.shape == updater.weights.master.shape
+        if isinstance(own, dict) != is_flat or (isinstance(own, Tensor) and own.shape != value.shape):
+            raise CheckpointError(f"the checkpoint's optimizer state {name} does not hold what it should. Add "
+                                  "--reset-optimizer to start it afresh.")
     buffers = [value for value in stored.values() if isinstance(value, dict)]
     new = sorted(set(updater.weights.names).difference(*buffers)) if buffers else []
     if new:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus, ParallelCorpus
 from lamina.data.feed import Feed
 from lamina.data.file_guard import FileGuard
+from lamina.data.verify import verify_splits
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.replicated import ReplicatedWeights
 from lamina.distributed.signals import StopWish
@@ -54,6 +56,7 @@ from lamina.training.restore import (
     pruned_config,
     restore_training,
     restore_weights_,
+    run_to_be,
 )
 from lamina.training.update import Updater
 from lamina.training.validate import bits_per_token, validation_loss
@@ -77,11 +80,14 @@ class Run:
         self.config = config = pruned_config(config, None if start is None else start.checkpoint, self.reporter.note)
         self.task = config.kind.open(config.data, config.model)
         self.schedule = optimization.schedule.build(Rates(optimization.lr, optimization.min_lr, optimization.max_update))
+        if ranks.is_first or os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) == "0":  # once on each machine
+            verify_splits(self.task.data_parts(self.task.folders), (config.data.train_subset, *self.task.valid_splits),
+                          config.data.verify, pair=self.task.language_pair, note=self.reporter.note)
         torch.manual_seed(config.seed)
         self.model = self.task.build_model().to(self.device)
         for stack in stacks_of(self.model).values():
             stack.recomputes = config.precision.checkpoint_activations
-        self.keeper = Keeper(config.saving, self.reporter.note)
+        self.keeper = Keeper(config.saving, self.reporter.note, run_to_be(start, config.saving))
         self._marks = {} if start is None else marks_of(start.checkpoint)
         self.progress = Progress()
         self._feeds: dict[int, Feed] = {}
@@ -191,7 +197,7 @@ class Run:
     def close_epoch(self, *, is_cut_short: bool) -> None:
         progress = self.progress
         epoch = progress.epoch
-        figures: dict[str, Any] = bits_per_token(progress.epoch_loss, progress.epoch_nll, max(progress.epoch_tokens, 1))
+        figures: dict[str, Any] = bits_per_token(progress.epoch_loss, progress.epoch_nll, progress.epoch_tokens)
         lr = self.schedule(progress.updates - progress.schedule_start, epoch)
         self.reporter.summary(epoch, {**figures, "lr": lr, "train_wall": round(self._seconds())}, progress.updates)
         if not is_cut_short:
@@ -208,8 +214,10 @@ class Run:
         is_due = not is_epoch_end or epoch % validation.interval == 0 or self._is_validation_due() or self.why_stop()
         if is_due and not validation.is_off:
             metrics = self._validate(epoch)
+            self.watch.validated(metrics)
+        self.watch.check_weights(self.updater.weights, self.updater.optimizer.state(), self.ranks)
         best_before = self.progress.best
-        is_best = not self.watch.is_in_doubt and self._is_best(metrics)
+        is_best = not self.watch.doubt and self._is_best(metrics)
         if metrics:
             # An equal score is worth keeping, and no reason for more patience.
             is_better = is_best and self.progress.best != best_before
@@ -222,9 +230,9 @@ class Run:
         self.reporter.skip_time(time.perf_counter() - started)
 
     def _save(self, metrics: dict[str, float], names: Sequence[str], epoch: int, *, is_end: bool) -> None:
-        if self.watch.is_in_doubt:
+        if self.watch.doubt:
             # The update before may have ruined the weights: what is on disk is better than what would replace it.
-            self.reporter.note("no checkpoint now: the latest gradient was not finite")
+            self.reporter.note(f"no checkpoint now: {self.watch.doubt}")
             return
         checkpoint = self.checkpoint(metrics)  # to which all ranks may contribute; one writes it
         if self.ranks.is_first:
@@ -250,6 +258,7 @@ class Run:
         self.watch.flush()
         self.progress.seconds = self._seconds()
         self.progress.is_check_pending = is_check_next
+        self.watch.check_weights(self.updater.weights, self.updater.optimizer.state(), self.ranks)
         self._save({}, [LAST_NAME], self.progress.epoch, is_end=True)
         self.progress.is_check_pending = False
         self.reporter.skip_time(time.perf_counter() - started)
@@ -265,6 +274,7 @@ class Run:
         progress.seconds = self._seconds()
         progress.is_check_pending = is_check_skipped
         if saving.is_on:
+            self.watch.check_weights(self.updater.weights, self.updater.optimizer.state(), self.ranks)
             self._save({}, [LAST_NAME], progress.epoch, is_end=True)
         self.keeper.finish()
         self.ranks.sum(0)  # launchers end all ranks when one is gone: nobody leaves before the state is on disk
@@ -272,8 +282,8 @@ class Run:
         if not self.ranks.is_first:
             raise AlreadyToldError(128 + number)
         saved = f"{self.keeper.folder / LAST_NAME} is saved, and the same command goes on from there"
-        if not saving.is_on or self.watch.is_in_doubt:
-            saved = f"nothing is saved ({'--no-save' if not saving.is_on else 'the latest gradient was not finite'})"
+        if not saving.is_on or self.watch.doubt:
+            saved = f"nothing is saved ({'--no-save' if not saving.is_on else self.watch.doubt})"
         raise StopSignal(f"stopped by {number.name} after update {progress.updates}: {saved}.", number)
 
     def _validate(self, epoch: int) -> dict[str, float]:
@@ -401,7 +411,8 @@ class Run:
         progress = self.progress
         if progress.batches_done:
             progress.place = self.train_feed(progress.epoch).place(progress.epoch, progress.batches_done)
-        training: dict[str, Any] = {**self._marks, "progress": self.progress.state(), "scale": self.updater.scale.state()}
+        training: dict[str, Any] = {**self._marks, "run": self.keeper.run, "progress": self.progress.state(),
+                                    "scale": self.updater.scale.state()}
         if self.config.saving.has_optimizer_state:
             training["optimizer"] = optimizer_state(self.updater)
             training["optimizer_kind"] = self.config.optimization.optimizer.name

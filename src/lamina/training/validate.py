@@ -34,9 +34,12 @@ def validation_loss(model: Any, batches: Iterable[AnyBatch], criterion: Criterio
 
 
 def bits_per_token(loss_sum: float, nll_sum: float, num_tokens: int) -> dict[str, float]:
-    loss, nll = (value / num_tokens / math.log(2) for value in (loss_sum, nll_sum))
+    """NaN where there is nothing to divide by: an epoch of skipped updates has no loss, not one of 0."""
+    loss, nll = (value / num_tokens / math.log(2) if num_tokens else math.nan for value in (loss_sum, nll_sum))
     return {"loss": loss, "nll_loss": nll, "ppl": perplexity(nll)}
 
 
 def perplexity(bits: float) -> float:
+    if math.isnan(bits):
+        return bits
     return 2.0**bits if bits < 1000 else math.inf
