@@ -155,7 +155,9 @@ def test_overrides_are_literals(trained, capsys):
 
 @pytest.mark.parametrize(("flags", "message"), [
     (["--gen-subset", "nosplit"], "no split 'nosplit'"), (["--path", "nowhere.pt"], "there is no checkpoint nowhere.pt"),
-    (["--nbest", "9"], "--nbest is 9"), (["--metric", "rouge"], "--metric knows"), (["--shard-id", "1"], "--shard-id is 1"),
+    (["--nbest", "9"], "--nbest is 9"), (["--shard-id", "1"], "--shard-id is 1"),
+    (["--metric", "m2"], "--metric is 'm2'; it must be one of bleu, chrf, ter"), (["--metric", ","], "--metric is empty"),
+    (["--order", "3", "--metric", "ter"], "--order has no effect without BLEU. Add bleu to --metric"),
     (["--sampling-topk", "3"], "without --sampling"), (["--quantize", "int8", "--bf16"], "--bf16 has no place beside it"),
     (["--quantize", "int4"], "--quantize is 'int4'"),
 ])

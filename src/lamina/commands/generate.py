@@ -17,6 +17,7 @@ from lamina import console
 from lamina.api import DTYPES, Translator, load
 from lamina.api.outputs import warn_of_lost
 from lamina.config.generate_options import GenerateConfig, ModelFiles, SplitData
+from lamina.config.metric_options import chosen_metrics
 from lamina.config.ranks_options import RanksConfig
 from lamina.data.batching import DEFAULT_BATCH_SIZE
 from lamina.data.corpus import Example, Languages, ParallelCorpus, load_dictionaries, open_corpus
@@ -28,8 +29,7 @@ from lamina.decode.search import Search
 from lamina.distributed.launch import joined
 from lamina.distributed.ranks import Ranks
 from lamina.errors import CheckpointError, DataError
-from lamina.metrics.bleu import Bleu
-from lamina.metrics.chrf_ter import Chrf, Ter
+from lamina.parts import MetricInputs
 
 # As in the references, where neither limit is given.
 DEFAULT_MAX_TOKENS = 12000
@@ -234,8 +234,8 @@ def _open_output(config: GenerateConfig) -> Iterator[TextIO]:
 
 def _figures(config: GenerateConfig, hypotheses: list[str], references: list[str]) -> Iterator[str]:
     """The closing lines: a figure, then the signature to quote with it."""
-    for name in config.metrics:
-        metric = {"chrf": Chrf, "ter": Ter}[name]() if name != "bleu" else Bleu(is_tokenized=not config.is_detokenized)
-        score = metric.corpus(hypotheses, [references])
+    inputs = MetricInputs(is_tokenized=not config.is_detokenized)
+    for metric in chosen_metrics(config.metrics, config.parts):
+        score = metric.corpus(hypotheses, [references], inputs)
         yield f"Generate {config.data.subset} with beam={config.search.beam}: {score.text}"
         yield f"| {score.signature}"

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from lamina.config.keep import KeepConfig
+from lamina.config.metric_options import check_metric_options
 from lamina.config.search_options import SearchConfig
 from lamina.errors import ConfigError
-from lamina.fields import REQUIRED, check, flag, flatten, part
-from lamina.registry import TasksWith
+from lamina.fields import REQUIRED, check, every, flag, flatten, part
+from lamina.parts.contracts import Metric
+from lamina.parts.figures import REFERENCE_METRICS
+from lamina.registry import TasksWith, register
 from lamina.traits import PAIRS, WRITES
 
 QUANTIZATIONS = ("int8",)
@@ -111,9 +114,6 @@ class GenerateData(SplitData):
               f"--shard-id is {self.shard_id}; with --num-shards {self.num_shards} it must lie in [0, {self.num_shards}).")
 
 
-METRICS = ("bleu", "chrf", "ter")
-
-
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig:
     """Translation of a split."""
@@ -129,8 +129,9 @@ class GenerateConfig:
     is_quiet: bool = flag(False, "print the closing figures only", name="quiet")
     is_detokenized: bool = flag(False, "score detokenized text with sacreBLEU's 13a tokenizer instead of tokens as they "
                                        "stand", name="sacrebleu")
-    metrics: tuple[str, ...] = flag(("bleu",), "figures to close with: bleu, chrf, ter, by comma", name="metric",
+    metrics: tuple[str, ...] = flag(("bleu",), "figures to close with", name="metric", choices=REFERENCE_METRICS,
                                     metavar="NAME[,NAME..]")
+    parts: tuple[Metric, ...] = every(register.metric)
     results_path: str | None = flag(None, "write the lines to FOLDER/generate-SUBSET.txt instead of the terminal",
                                     metavar="FOLDER")
 
@@ -141,9 +142,7 @@ class GenerateConfig:
               "source, then its phrases, separated by tabs.")
         check(not (self.score_reference and (self.output.has_alignment or self.output.replace_unk is not None)),
               "--score-reference translates nothing, so --print-alignment and --replace-unk have no effect. Leave them out.")
-        unknown = [name for name in self.metrics if name not in METRICS]
-        check(not unknown and bool(self.metrics),
-              f"--metric knows {', '.join(METRICS)}, not {', '.join(unknown) or 'nothing'}.")
+        check_metric_options(self.metrics, self.parts, REFERENCE_METRICS)
 
 
 @dataclass(frozen=True, kw_only=True)

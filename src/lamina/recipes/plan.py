@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lamina.command_line import COMMANDS, find_command, load
+from lamina.config.metric_options import metrics_that
 from lamina.config.parser import parse, resolve
-from lamina.config.score_options import OF_SACREBLEU
 from lamina.config.yaml_file import flag_words
 from lamina.errors import ConfigError
+from lamina.parts.contracts import SOURCES
 from lamina.recipes.dataset import Dataset, TestSet
 from lamina.recipes.recipe_file import Cut, Recipe, Variant, scaled
 
@@ -165,7 +166,7 @@ def score_words(data: Dataset, test: TestSet, text: Path) -> list[str]:
         words += ["--ref", *(str(text / f"{test.name}.ref{number}") for number in range(len(test.references)))]
     if test.m2:
         words += [f"--m2={text / test.name}.m2"]
-    if "gleu" in str(flags.get("metric", "")):
+    if _metric_names(flags) & set(metrics_that(need=SOURCES)):
         words += [f"--source={text / test.name}.{data.endings[0]}"]
     return words
 
@@ -228,7 +229,12 @@ def plan_comparisons(recipe: Recipe, plans: Sequence[RunPlan], places: Places,
 
 def is_resampled(data: Dataset, test: TestSet) -> bool:
     """Whether the test set's metrics are ones that `lamina score --baseline` takes."""
-    return set(str((test.score or data.score).get("metric", "bleu")).split(",")) <= set(OF_SACREBLEU)
+    return _metric_names(test.score or data.score) <= set(metrics_that(are_of_sacrebleu=True))
+
+
+def _metric_names(flags: Mapping[str, Any]) -> set[str]:
+    named = flags.get("metric", "bleu")
+    return set(map(str, named)) if isinstance(named, list) else set(str(named).split(","))
 
 
 def _digest(recipe: Recipe, variant: Variant, train: Mapping[str, Any], train_flags: Sequence[str]) -> str:
