@@ -1,11 +1,13 @@
 """One table of metrics: built-in ones, and one from outside used by every command that scores texts."""
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
 
 from lamina.cli import main
+from lamina.config.train_options import ValidationConfig
 from lamina.errors import ConfigError
 from lamina.fields import flag
 from lamina.parts import Figure, Metric, MetricInputs
@@ -126,8 +128,8 @@ def test_sentences_and_corpus_agree_on_one_text(name):
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("metric")
     data = make_data(folder, num_lines=24)
-    assert main(["train", str(data), *TINY_FLAGS, "--max-tokens", "200", "--max-epoch", "1", "--log-format", "none", "--cpu",
-                 "--save-dir", str(folder / "out")]) == 0
+    assert main(["train", str(data), *TINY_FLAGS, "--decoder-layers", "2", "--max-tokens", "200", "--max-epoch", "1",
+                 "--log-format", "none", "--cpu", "--save-dir", str(folder / "out")]) == 0
     return data, folder / "out" / "checkpoint_last.pt"
 
 
@@ -139,3 +141,24 @@ def test_generate_takes_a_metric_of_ones_own(mine, trained, capsys):
     assert lines[0].startswith("Generate valid with beam=2: mine = ")
     assert lines[1] == "| metric:mine"
     assert lines[2].startswith("Generate valid with beam=2: BLEU4 = ")
+
+
+def test_validation_and_pruning_are_judged_by_a_metric_of_ones_own(mine, trained, tmp_path, capsys):
+    data, path = trained
+    words = ["train", str(data), *TINY_FLAGS, "--max-tokens", "200", "--max-epoch", "1", "--log-format", "simple", "--cpu",
+             "--save-dir", str(tmp_path / "out"), "--best-checkpoint-metric", "mine"]
+    assert "needs MINE at validation: add --eval-metric mine" in failure(capsys, *words)
+    assert main([*words, "--eval-metric", "mine,ter"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"\| mine \d+\.\d\d \| ter \d+\.\d\d \| best_mine \d+\.\d\d \|", out)
+    assert main(["prune", str(path), str(data), "--search", "--decoder-layers", "1", "--metric", "mine", "--max-tokens", "400",
+                 "--output", str(tmp_path / "small.pt"), "--cpu"]) == 0
+    assert "| mine, on valid:" in capsys.readouterr().out
+
+
+def test_what_is_better_follows_from_the_figure():
+    better = {name: known.figure.larger_is_better for name, known in known_figures().items()}
+    assert [name for name, is_larger in better.items() if not is_larger] == ["loss", "nll_loss", "ppl", "ter", "mse"]
+    assert ValidationConfig(best_metric="ter", eval_metrics=("ter",)).prefers_larger is False
+    assert ValidationConfig(best_metric="bleu", eval_bleu=True).prefers_larger is True
+    assert ValidationConfig(eval_bleu=True, eval_metrics=("chrf", "bleu")).metrics == ["bleu", "chrf"]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from lamina.config.keep import KeepConfig
 from lamina.fields import REQUIRED, check, flag, flatten, part
+from lamina.parts.contracts import Figure
+from lamina.parts.figures import PRUNING_FIGURES, known_figures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,7 @@ class LayerMetricConfig:
     """Measurement: how a choice of layers is judged, with --search and --curve."""
 
     metric: str = flag("loss", "bits a token, lower is better; or BLEU of translations, higher is better",
-                       choices=("loss", "bleu"))
+                       choices=PRUNING_FIGURES)
     subset: str = flag("valid", "split to measure on", name="gen-subset")
     beam: int = flag(1, "beam of the translations that BLEU and decoding speed are measured on; 1 is greedy")
     remove_bpe: str | None = flag(None, "join subwords at this mark before BLEU: `@@ ` if given bare, or `sentencepiece`; "
@@ -50,6 +52,15 @@ class LayerMetricConfig:
 
     def __post_init__(self) -> None:
         check(self.beam >= 1, f"--beam is {self.beam}; it must be at least 1, where 1 is greedy search.")
+
+    @property
+    def is_of_texts(self) -> bool:
+        """Whether it takes translations to measure it."""
+        return bool(known_figures()[self.metric].metric)
+
+    @property
+    def figure(self) -> Figure:
+        return known_figures()[self.metric].figure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,10 +21,9 @@ from lamina.decode.requests import rows_of
 from lamina.decode.search import Search
 from lamina.errors import ConfigError
 from lamina.init.pretrained import fill_table_
-from lamina.metrics.bleu import corpus_bleu
-from lamina.metrics.rouge import Rouge
 from lamina.models.encoder_decoder import EncoderDecoder
-from lamina.parts.contracts import TaskKind
+from lamina.parts.contracts import MetricInputs, TaskKind
+from lamina.registry import register
 from lamina.tasks.base import Gather, Task
 from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown, join_pieces
 from lamina.text.subword import Subword, Whitespace, load_subwords
@@ -75,8 +74,8 @@ class Translation(Task):
 
     def figures(self, model: nn.Module, batches: Iterable[AnyBatch], config: ValidationConfig, note: Callable[[str], Any],
                 gather: Gather) -> dict[str, float]:
-        """BLEU and ROUGE of greedy translations, if asked for, and a sample of them."""
-        if not (config.eval_bleu or config.eval_rouge):
+        """What metrics say of greedy translations, if asked for, and a sample of them."""
+        if not config.metrics:
             return {}
         assert isinstance(model, EncoderDecoder)
         search = Search([model.eval()], GREEDY)
@@ -89,10 +88,9 @@ class Translation(Task):
             note(f"reference:   {results[0][1][0]}")
         hypotheses, references = (list(chain.from_iterable(side)) for side in zip(*gather(results), strict=True))
         figures: dict[str, float] = {}
-        if config.eval_bleu:
-            figures["bleu"] = corpus_bleu(hypotheses, references, is_tokenized=config.is_tokenized)
-        if config.eval_rouge:
-            figures |= Rouge().corpus(hypotheses, [references]).f1
+        for name in config.metrics:
+            metric = register.metric[name]()
+            figures |= metric.corpus(hypotheses, [references], MetricInputs(is_tokenized=config.is_tokenized)).values
         return figures
 
     def translated(self, search: Search, batches: Sequence[AnyBatch], joiner: str | None) -> list[tuple[list[str], list[str]]]:

@@ -18,7 +18,7 @@ import torch
 from lamina import console
 from lamina.checkpoint.format import Checkpoint
 from lamina.config.batches import BatchConfig
-from lamina.config.train_options import LARGER_IS_BETTER, TrainConfig
+from lamina.config.train_options import TrainConfig
 from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus
 from lamina.data.feed import Feed
@@ -31,11 +31,11 @@ from lamina.errors import CheckpointError, DataError, StopSignal
 from lamina.fields import flatten
 from lamina.interop.any_format import load_any
 from lamina.interop.fairseq_file import DictionaryPlaces
-from lamina.metrics.rouge import Rouge
 from lamina.nn.stack import stacks_of
 from lamina.parts.contracts import Beginning, Rates
 from lamina.provenance import origin
 from lamina.pruning.cut import prune_on_loading
+from lamina.registry import register
 from lamina.text.subword import subword_to_dict
 from lamina.training.divergence import DivergenceWatch
 from lamina.training.keeper import LAST_NAME, Keeper
@@ -99,8 +99,9 @@ class Run:
         self._check_same_start()
         self.watch = DivergenceWatch(self.progress, config.precision, self.updater.weights.names, self.device, self.dtype,
                            self.reporter)
-        if config.validation.eval_rouge:  # also, a missing package is found out before the first epoch
-            self.reporter.note(f"ROUGE at validation: {Rouge().signature(num_references=1)}")
+        for name in config.validation.metrics:  # also, a missing package is found out before the first epoch
+            if news := register.metric[name]().announce():
+                self.reporter.note(news)
         self._valid_feeds = {} if config.validation.is_off else {
             split: self._valid_feed(split) for split in self.task.valid_splits}
         self.files = FileGuard(self.task.folders, (config.data.train_subset, *self.task.valid_splits))
@@ -266,7 +267,7 @@ class Run:
 
     @property
     def _is_maximized(self) -> bool:
-        return self.config.validation.best_metric in LARGER_IS_BETTER
+        return self.config.validation.prefers_larger
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
         if not metrics:
