@@ -78,4 +78,6 @@ REFERENCE_FIGURES = Names(lambda: [name for name, known in known_figures().items
 # What may decide which checkpoint is the best.
 VALIDATION_FIGURES = Names(lambda: [*LOSSES, *REFERENCE_FIGURES,
                                     *(name for name, known in known_figures().items() if known.task)])
+# What a choice of layers is judged by, and the loss of one; the first is the option's default.
 PRUNING_FIGURES = Names(lambda: ["loss", *REFERENCE_FIGURES])
+ANALYSIS_FIGURES = Names(lambda: [*REFERENCE_FIGURES, "loss"])
