@@ -1,6 +1,7 @@
 """`lamina generate`, `interactive` and `rescore`, in-process, with a model trained on 60 lines."""
 
 import io
+import json
 import math
 import re
 import sys
@@ -81,6 +82,21 @@ def test_quiet_and_other_metrics(trained, capsys):
     assert len(lines) == 6
     assert [line.split(": ")[1].split(" =")[0] for line in lines[::2]] == ["BLEU4", "chrF2", "TER"]
     assert "tok:13a" in lines[1]
+
+
+def test_figures_as_json(trained, tmp_path, capsys):
+    path = tmp_path / "figures.json"
+    lines = generate(capsys, trained, "--quiet", "--metric", "chrf,ter", "--json", str(path))
+    found = json.loads(path.read_text())
+    assert [f"{value:.2f}" for value in found["figures"].values()] == [line.rsplit(" = ", 1)[1] for line in lines[::2]]
+    assert list(found["figures"]) == ["chrf", "ter"]
+    assert found["signatures"]["ter"] == lines[3].removeprefix("| ")
+    assert found["sentences"] > 0
+    assert found["tokens"] > found["sentences"]
+    data, checkpoint = trained
+    assert main(["generate", data, "--path", checkpoint, "--gen-subset", "valid", "--cpu", "--score-reference", "--json",
+                 str(path)]) == 2
+    assert "--json has no effect together with --score-reference" in capsys.readouterr().err
 
 
 def test_nbest_is_sorted(trained, capsys):

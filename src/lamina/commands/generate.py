@@ -29,7 +29,8 @@ from lamina.decode.search import Search
 from lamina.distributed.launch import joined
 from lamina.distributed.ranks import Ranks
 from lamina.errors import CheckpointError, DataError
-from lamina.parts import MetricInputs
+from lamina.metrics.figures_file import write_scores
+from lamina.parts import MetricInputs, Score
 
 # As in the references, where neither limit is given.
 DEFAULT_MAX_TOKENS = 12000
@@ -69,8 +70,13 @@ def _generate(config: GenerateConfig, ranks: Ranks) -> None:
         console.notice(f"translated {len(examples)} sentences ({num_tokens} tokens) in {seconds:.1f} s "
                        f"({len(examples) / seconds:.2f} sentences/s, {num_tokens / seconds:.2f} tokens/s)")
         if not config.score_reference:
-            for line in _figures(config, hypotheses, references):
-                output.write(line + "\n")
+            scores = _scores(config, hypotheses, references)
+            for score in scores.values():
+                # A figure, then the signature to quote with it.
+                output.write(f"Generate {config.data.subset} with beam={config.search.beam}: {score.text}\n")
+                output.write(f"| {score.signature}\n")
+            if config.json is not None:
+                write_scores(config.json, scores, sentences=len(examples), tokens=num_tokens, seconds=seconds)
 
 
 class Result(NamedTuple):
@@ -232,10 +238,8 @@ def _open_output(config: GenerateConfig) -> Iterator[TextIO]:
     console.notice(f"wrote {path}")
 
 
-def _figures(config: GenerateConfig, hypotheses: list[str], references: list[str]) -> Iterator[str]:
-    """The closing lines: a figure, then the signature to quote with it."""
+def _scores(config: GenerateConfig, hypotheses: list[str], references: list[str]) -> dict[str, Score]:
+    """Of each metric, by name."""
     inputs = MetricInputs(is_tokenized=not config.is_detokenized)
-    for metric in chosen_metrics(config.metrics, config.parts):
-        score = metric.corpus(hypotheses, [references], inputs)
-        yield f"Generate {config.data.subset} with beam={config.search.beam}: {score.text}"
-        yield f"| {score.signature}"
+    return {metric.name: metric.corpus(hypotheses, [references], inputs)
+            for metric in chosen_metrics(config.metrics, config.parts)}

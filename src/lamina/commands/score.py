@@ -9,8 +9,9 @@ from pathlib import Path
 from lamina import console
 from lamina.config.score_options import STANDARD_INPUT, ScoreConfig
 from lamina.errors import DataError
+from lamina.metrics.figures_file import write_scores
 from lamina.metrics.m2 import Annotated, read_m2
-from lamina.metrics.significance import paired_bootstrap
+from lamina.metrics.significance import Comparison, paired_bootstrap
 from lamina.parts import Metric, MetricInputs
 
 SHOWN_CHARACTERS = 40  # of a line, in an error
@@ -25,11 +26,13 @@ def run(config: ScoreConfig) -> None:
     if config.is_by_sentence:
         _print_by_sentence(config.chosen, hypotheses, references, inputs)
         return
-    for score in [metric.corpus(hypotheses, references, inputs) for metric in config.chosen]:
+    scores = {metric.name: metric.corpus(hypotheses, references, inputs) for metric in config.chosen}
+    for score in scores.values():
         print(score.text)
         print(score.signature)
-    if config.baseline is not None:
-        _compare(config, hypotheses, references, inputs)
+    compared = [] if config.baseline is None else _compare(config, hypotheses, references, inputs)
+    if config.json is not None:
+        write_scores(config.json, scores, compared={found.metric: found.figures for found in compared})
 
 
 def _read_inputs(config: ScoreConfig, hypotheses: list[str]) -> MetricInputs:
@@ -46,14 +49,16 @@ def _read_inputs(config: ScoreConfig, hypotheses: list[str]) -> MetricInputs:
     return MetricInputs(sources=sources, edits=edits, is_tokenized=not config.is_detokenized, ignore_case=config.ignore_case)
 
 
-def _compare(config: ScoreConfig, hypotheses: list[str], references: list[list[str]], inputs: MetricInputs) -> None:
+def _compare(config: ScoreConfig, hypotheses: list[str], references: list[list[str]], inputs: MetricInputs) -> list[Comparison]:
     assert config.baseline is not None, "the caller has looked"
     baseline = read_sentences(config.baseline)
     check_alignment((config.hypotheses, hypotheses), (config.baseline, baseline))
     metrics = {metric.name: metric.of_sacrebleu(inputs) for metric in config.chosen}
-    for found in paired_bootstrap(hypotheses, baseline, references, metrics, config.num_samples):
+    compared = paired_bootstrap(hypotheses, baseline, references, metrics, config.num_samples)
+    for found in compared:
         print(f"compared: {found.text}")
     print(f"paired-bootstrap|samples:{config.num_samples}|baseline:{config.baseline}")
+    return compared
 
 
 def _print_by_sentence(metrics: Sequence[Metric], hypotheses: list[str], references: list[list[str]],

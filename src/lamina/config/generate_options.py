@@ -134,6 +134,8 @@ class GenerateConfig:
     parts: tuple[Metric, ...] = every(register.metric)
     results_path: str | None = flag(None, "write the lines to FOLDER/generate-SUBSET.txt instead of the terminal",
                                     metavar="FOLDER")
+    json: str | None = flag(None, "write the closing figures to this file too, unrounded, as one JSON object", metavar="FILE",
+                            needs="!score-reference")
 
     def __post_init__(self) -> None:
         check(self.prefix_size >= 0, f"--prefix-size is {self.prefix_size}; it must be 0 or more.")

@@ -35,6 +35,8 @@ class ScoreConfig:
     baseline: str | None = flag(None, "translations of another system, to compare with by paired bootstrap: the difference, "
                                 "and the chance p of one as large between equal systems", metavar="FILE", paper="Koehn 2004")
     num_samples: int = flag(1000, "test sets to draw from the sentences for it", name="bootstrap-samples", needs="baseline")
+    json: str | None = flag(None, "write the figures to this file too, unrounded, as one JSON object", metavar="FILE",
+                            needs="!sentence-bleu")
 
     def __post_init__(self) -> None:
         check_metric_options(self.metrics, self.parts, register.metric)

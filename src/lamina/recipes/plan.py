@@ -47,6 +47,16 @@ class Evaluation(NamedTuple):
     hypotheses: str  # file; empty for language models
     scores: str  # file
 
+    @property
+    def figures(self) -> str:
+        """The same for programs."""
+        return figures_path(self.scores)
+
+
+def figures_path(output: str) -> str:
+    """Of the file that a command's figures go to, beside what it prints."""
+    return f"{output}.json"
+
 
 @dataclass(frozen=True)
 class Places:
@@ -152,8 +162,9 @@ def _translation_stages(recipe: Recipe, variant: Variant, cut: Cut, model: Path,
         flags: dict[str, Any] = {"remove-bpe": recipe.data.has_bpe_marks or None} | variant.decode
         decode = ("interactive", f"--path={model}", f"--input={source}", *flag_words(keep), *flag_words(flags), "--plain",
                   "--buffer-size=100000")
-        score = ("score", f"--sys={hypotheses}", *score_words(recipe.data, test, text))
-        stages += [Stage(f"decode {name}", decode, hypotheses, (hypotheses,)), Stage(f"score {name}", score, scores, (scores,))]
+        score = ("score", f"--sys={hypotheses}", *score_words(recipe.data, test, text), f"--json={figures_path(scores)}")
+        stages += [Stage(f"decode {name}", decode, hypotheses, (hypotheses,)),
+                   Stage(f"score {name}", score, scores, (scores, figures_path(scores)))]
         evaluations.append(Evaluation(cut.name, test.name, f"decode {name}", hypotheses, scores))
     return stages, evaluations
 
@@ -179,8 +190,8 @@ def _language_model_stages(recipe: Recipe, variant: Variant, cut: Cut, model: Pa
         name = f"{cut.name or WHOLE_NAME}.{split}"
         scores = str(folder / f"{name}.score")
         words = ("eval-lm", str(places.binary(recipe.data)), f"--path={model}", f"--gen-subset={split}", *flag_words(keep),
-                 *flag_words(variant.decode))
-        stages.append(Stage(f"evaluate {name}", words, scores, (scores,)))
+                 *flag_words(variant.decode), f"--json={figures_path(scores)}")
+        stages.append(Stage(f"evaluate {name}", words, scores, (scores, figures_path(scores))))
         evaluations.append(Evaluation(cut.name, split, f"evaluate {name}", "", scores))
     return stages, evaluations
 
@@ -222,7 +233,7 @@ def plan_comparisons(recipe: Recipe, plans: Sequence[RunPlan], places: Places,
             other = others.get((own.cut, own.test)) or others["", own.test]
             output = own.scores.removesuffix(".score") + ".compared"
             words = ("score", f"--sys={own.hypotheses}", f"--baseline={other.hypotheses}",
-                     *score_words(recipe.data, test, places.text(recipe.data)))
+                     *score_words(recipe.data, test, places.text(recipe.data)), f"--json={figures_path(output)}")
             found.append(Comparison(plan, base, own, other, Stage("compare", words, output, (output,))))
     return found
 
