@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lamina.errors import DataError
 from lamina.files import read_json, write_json
@@ -28,12 +28,20 @@ def write_scores(path: str, scores: Mapping[str, Score], **more: Any) -> None:
                   signatures={metric: score.signature for metric, score in scores.items()}, **more)
 
 
-def read_figures(path: Path) -> dict[str, Any]:
-    """The whole object, figures as numbers."""
+class Figures(NamedTuple):
+    """What recipes read of such a file."""
+
+    values: dict[str, float]
+    compared: dict[str, dict[str, float]]  # by metric: a system against a baseline
+
+
+def read_figures(path: Path) -> Figures:
     try:
         content = read_json(path)
-        return {**content, "figures": {str(name): float(value) for name, value in content["figures"].items()}}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        values = {name: float(value) for name, value in content["figures"].items()}
+        return Figures(values, {name: {key: float(found[key]) for key in ("difference", "p")}
+                                for name, found in content.get("compared", {}).items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise DataError(f"{path} should hold figures as --json writes them, and cannot be read as such. Remove it, and the "
                         "same command measures again.") from None
 

@@ -22,7 +22,7 @@ def score_figures(path: Path) -> dict[str, float]:
     """
     if not path.exists():
         return {}
-    found, known = read_figures(path)["figures"], known_figures()
+    found, known = read_figures(path).values, known_figures()
     figures = {known[name].figure.label: float(known[name].figure.shown(value)) for name, value in found.items()
                if name in known and known[name].metric}
     perplexities = {"ppl": "ppl", "word_ppl": "word ppl"}
@@ -32,7 +32,7 @@ def score_figures(path: Path) -> dict[str, float]:
 def comparison_figures(path: Path) -> dict[str, dict[str, float]]:
     """Of `lamina score --baseline --json`: {"bleu": {"difference": 0.51, "p": 0.0312}}."""
     return {name: {"difference": round(found["difference"], 2), "p": round(found["p"], 4)}
-            for name, found in read_figures(path).get("compared", {}).items()}
+            for name, found in read_figures(path).compared.items()}
 
 
 def decoding_speed(log: str) -> float | None:
