@@ -28,7 +28,7 @@ demo: $(VENV)/.installed  ## train and try a small English-Romanian model (about
 test: $(VENV)/.installed  ## run the tests
 	$(BIN)/python -m pytest
 
-chaos: $(VENV)/.installed  ## kill, damage and starve training runs by the hundred (about five minutes on two cores)
+chaos: $(VENV)/.installed  ## kill, damage, starve and signal training runs by the hundred (half an hour on two cores)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/chaos.py
 
 fuzz: $(VENV)/.installed  ## feed tens of thousands of broken files to every reader (five to fifteen minutes)

@@ -11,8 +11,11 @@ from __future__ import annotations
 import argparse
 import mmap
 import os
+import pty
 import random
+import re
 import resource
+import select
 import shutil
 import signal
 import struct
@@ -21,10 +24,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -32,6 +36,7 @@ from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
 from lamina.errors import DamageError
 from lamina.training.divergence import DivergenceWatch
+from rank_work import run_commands
 from tiny import TINY_FLAGS, make_data
 
 FLAGS = (*TINY_FLAGS, "--cpu", "--num-workers", "0", "--dropout", "0.2", "--surfacefusion", "att", "--sf-gate", "0.8",
@@ -77,7 +82,8 @@ class Life:
 
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
+            with suppress(OSError):
+                sys.stdout.flush()
             os._exit(code)
 
     def _tell_updates(self) -> None:
@@ -106,6 +112,68 @@ class Life:
             os.waitpid(self.pid, 0)
             return None
         return self.end(HANGS_AFTER)
+
+
+class Terminal:
+    """A command on a pseudo-terminal of its own, as a person starts one: what is typed there signals all its processes."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self.log = log
+        self.text = ""
+        self.pid, self.master = pty.fork()
+        if self.pid == 0:
+            for number in (signal.SIGINT, signal.SIGHUP):  # as a shell leaves them, also where we run under nohup
+                signal.signal(number, signal.SIG_DFL)
+            os.execv(command[0], command)
+
+    def read_until(self, is_seen: Callable[[str], bool], seconds: float = HANGS_AFTER) -> bool:
+        """Whether it was seen; what is printed must be taken in, or the command would wait."""
+        deadline = time.monotonic() + seconds
+        while not is_seen(self.text):
+            if not select.select([self.master], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return False
+            try:
+                chunk = os.read(self.master, 65536)
+            except OSError:  # all that wrote to it are gone
+                chunk = b""
+            if not chunk:
+                return False
+            self.text += chunk.decode()
+            with self.log.open("ab") as log:
+                log.write(chunk)
+        return True
+
+    def end(self) -> int | None:
+        """Its exit status; None if it had to be killed."""
+        self.read_until(lambda _: False)
+        deadline = time.monotonic() + HANGS_AFTER
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.01)
+        os.killpg(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        return None
+
+    def press_ctrl_c(self) -> None:
+        os.write(self.master, b"\x03")
+
+    def signal_all(self) -> None:
+        os.killpg(self.pid, signal.SIGTERM)
+
+    def hang_up(self) -> None:
+        """As a closed window or a lost connection does; nobody reads what is printed from now on."""
+        os.close(self.master)
+        self.master = os.open(os.devnull, os.O_RDONLY)
+
+
+# How to reach all processes of a terminal at once, and what they hear.
+GROUP_SIGNALS = {"Ctrl-C": (Terminal.press_ctrl_c, signal.SIGINT), "SIGTERM": (Terminal.signal_all, signal.SIGTERM),
+                 "hang-up": (Terminal.hang_up, signal.SIGHUP)}
+
+
+LOST_LOGS = ("closed pipe", "full disk")
 
 
 class Chaos:
@@ -261,38 +329,248 @@ class Chaos:
             assert no_garbage_collection.wait(HANGS_AFTER) == 0, self._end_of_log("ranks")
         with self._two_ranks("torn") as run:
             for kill in range(1, number + 1):
-                self._wait_for_update(kill * self.max_update // (number + 2), run)
+                self._wait_for_update(kill * self.max_update // (number + 2), run, "torn")
                 while len(ranks := ranks_of(run.pid)) < 2:
                     assert run.poll() is None, self._end_of_log("torn")
                     time.sleep(0.05)
                 os.kill(self.random.choice(ranks), signal.SIGKILL)
                 row.injected += 1
             assert run.wait(HANGS_AFTER) == 0, self._end_of_log("torn")
-        expected, found = (load_checkpoint(self.folder / name / "checkpoint_last.pt").weights for name in ("ranks", "torn"))
-        row.survived = number * all(torch.equal(value, found[key]) for key, value in expected.items())
+        row.survived = number * self._are_equal("ranks", "torn")
         row.lost = number  # at most: a checkpoint every second update
         row.remark = "started again by the launcher"
         return row
 
-    def _wait_for_update(self, number: int, run: subprocess.Popen[bytes]) -> None:
-        path = self.folder / "torn" / "checkpoint_last.pt"
+    def signal_group(self, kind: str, number: int) -> Row:
+        """Two ranks and their launcher hear it at once, again and again in one run, which then equals an undisturbed one."""
+        row = Row(f"{kind} on a terminal, two ranks")
+        name = f"group-{kind}"
+        send, what = GROUP_SIGNALS[kind]
+        done = 0
+        for _ in range(number):
+            command = self._ranks_command(name, "--max-update", "100000", "--log-format", "simple")
+            run = Terminal(command, self.folder / f"{name}.log")
+            wanted = done + self.random.randrange(1, 12)
+            assert run.read_until(partial(_has_update, wanted)), self._end_of_log(name)
+            time.sleep(self.random.uniform(0, 0.05))
+            seen = max(map(int, re.findall(r"num_updates=(\d+)", run.text)))
+            send(run)
+            row.injected += 1
+            code = run.end()
+            saved = self.saved_updates(name)
+            told = re.search(rf"stopped by {what.name} after update (\d+)", run.text)
+            is_told = kind == "hang-up" or (told is not None and int(told[1]) == saved)
+            if code == 128 + what and saved >= seen and is_told:
+                row.survived += 1
+            else:
+                row.remark = f"exit {code}, saved {saved} after {seen}"
+            row.lost += max(0, seen - saved)
+            done = saved
+        if number > 1:
+            with self._two_ranks(f"{name}-whole", "--max-update", str(done)) as no_garbage_collection:
+                assert no_garbage_collection.wait(HANGS_AFTER) == 0, self._end_of_log(f"{name}-whole")
+            if not self._are_equal(name, f"{name}-whole"):
+                row.survived, row.remark = 0, "differs from the undisturbed run"
+        return row
+
+    def lose_log(self, kind: str, number: int, number_of_ranks: int) -> Row:
+        """From some update on nobody takes what is printed; the run must not care. So with one process, then with two ranks."""
+        row = Row(f"{kind} under the log")
+        for attempt in range(number):
+            name = f"{kind}{attempt}"
+            row.injected += 1
+            first = self.random.randrange(1, self.max_update - 2)
+            code = self.live(name, partial(_lose_log, first, kind)).end(HANGS_AFTER)
+            row.survived += code == 0 and self.is_as_expected(name)
+        if number_of_ranks and not (self.folder / "ranks").exists():
+            with self._two_ranks("ranks") as no_garbage_collection:
+                assert no_garbage_collection.wait(HANGS_AFTER) == 0, self._end_of_log("ranks")
+        for attempt in range(number_of_ranks):
+            name = f"{kind}-ranks{attempt}"
+            row.injected += 1
+            command = self._ranks_command(name, "--log-format", "simple")
+            output: int | BinaryIO = subprocess.PIPE if kind == "closed pipe" else open("/dev/full", "wb")  # noqa: SIM115
+            run = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            if run.stdout is not None:
+                for _ in range(self.random.randrange(1, 30)):
+                    run.stdout.readline()
+                run.stdout.close()
+            try:
+                row.survived += run.wait(HANGS_AFTER) == 0 and self._are_equal("ranks", name)
+            except subprocess.TimeoutExpired:
+                row.remark = f"{name} hangs"
+                run.terminate()
+                run.wait()
+        row.remark = row.remark or f"{number_of_ranks} of them with two ranks"
+        return row
+
+    def share_folder(self, number: int) -> Row:
+        """Two runs at a time in one folder: one is told so and leaves; every second time the other is killed and resumed."""
+        row = Row("two runs in one folder")
+        num_attempts = 0
+        while row.injected < number:
+            name = f"shared{num_attempts}"
+            num_attempts += 1
+            lives = [self.live(name)]
+            time.sleep(self.random.uniform(0, 0.7) * self.whole_seconds)
+            lives.append(Life(self.words(name), self.folder / f"{name}-second.log"))
+            codes = [life.end(HANGS_AFTER) for life in reversed(lives)] if num_attempts % 2 else [
+                lives[1].end(HANGS_AFTER), lives[0].end(self.random.uniform(0, 0.3) * self.whole_seconds)]
+            text = (self.folder / f"{name}.log").read_text() + (self.folder / f"{name}-second.log").read_text()
+            num_refused = text.count("is in use by process")
+            assert num_refused <= 1, text
+            assert codes.count(2) == num_refused, text
+            if None in codes:  # its lock is left behind
+                assert Life(self.words(name), self.folder / f"{name}-third.log").end(HANGS_AFTER) == 0
+            row.injected += num_refused  # else the first was through, or the second had not begun
+            row.survived += num_refused * (self.is_as_expected(name) and not list((self.folder / name).glob(".*")))
+        return row
+
+    def start_unalike(self, number: int) -> Row:
+        """Ranks with different settings or data: one line names the difference, and nothing is written."""
+        row = Row("ranks that were not started alike")
+        folder = self.folder / "unalike"
+        folder.mkdir()
+        other_data = make_data(folder / "other", num_lines=30)
+        changes = {"--lr": ["0.1"], "--seed": ["7"], "--dropout": ["0.3"], "--optimizer": ["sgd"], "--max-update": ["7"],
+                   "--update-freq": ["2"], "--clip-norm": ["0.5"], "the data file": []}
+        chosen = [list(changes)[attempt % len(changes)] for attempt in range(number)]
+        commands = []
+        for name in chosen:
+            words = self.words("unalike/out")
+            other = [*words, name, *changes[name]] if changes[name] else [words[0], str(other_data), *words[2:]]
+            commands.append([words, other] if self.random.random() < 0.5 else [other, words])
+        codes = run_commands(2, commands, folder)
+        lines = [line for rank in range(2) for line in (folder / f"{rank}.err").read_text().splitlines() if "error" in line]
+        row.injected = number
+        for name in changes:
+            wanted = chosen.count(name)
+            told = sum(line.startswith(f"error: the ranks of this run were not started alike: {name} ") for line in lines)
+            row.survived += wanted if told == wanted else 0
+        if codes != [[2] * number] * 2 or len(lines) != number or (folder / "out").exists():
+            row.survived, row.remark = 0, f"exit {codes}, {len(lines)} lines"
+        return row
+
+    def stop_rank(self, number: int) -> Row:
+        """A rank that is stopped but not gone: the other gives up after --distributed-timeout, and the same command goes on."""
+        row = Row("one of two ranks stopped")
+        for attempt in range(number):
+            name = f"stopped{attempt}"
+            with self._two_ranks(name, "--distributed-timeout", "0.2", "--max-update", "100000") as run:
+                self._wait_for_update(self.random.randrange(2, 20), run, name)
+                os.kill(self.random.choice(ranks_of(run.pid)), signal.SIGSTOP)
+                row.injected += 1
+                started = time.monotonic()
+                code = run.wait(HANGS_AFTER)
+                row.remark = f"noticed after {time.monotonic() - started:.0f} s"
+            saved = self.saved_updates(name)
+            text = (self.folder / f"{name}.log").read_text()
+            with self._two_ranks(name, "--max-update", str(saved + 4)) as run:
+                row.survived += (run.wait(HANGS_AFTER) == 0 and code == 2 and text.count("lost contact with another rank") == 1
+                                 and self.saved_updates(name) == saved + 4)
+        return row
+
+    def restart_with_torchrun(self, number: int) -> Row:
+        """torchrun starts all ranks again when one is killed, while they start or while they train, ten times a run."""
+        row = Row("one of two ranks killed under torchrun")
+        max_update = str(5 * self.max_update)
+        with self._two_ranks("torchrun-whole", "--max-update", max_update) as no_garbage_collection:
+            assert no_garbage_collection.wait(HANGS_AFTER) == 0, self._end_of_log("torchrun-whole")
+        num_runs = 0
+        while row.injected < number:
+            name = f"torchrun{num_runs}"
+            num_runs += 1
+            num_kills = 0
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts",
+                       "10", "-m", "lamina", *self.words(name), "--max-update", max_update]
+            with (self.folder / f"{name}.log").open("wb") as log:
+                run = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            killed: set[int] = set()
+            while run.poll() is None and num_kills < 10 and row.injected + num_kills < number:
+                ranks = [rank for rank in ranks_of(run.pid, b"lamina") if rank not in killed]
+                if len(ranks) < 2:
+                    time.sleep(0.05)
+                    continue
+                if self.random.random() < 0.5:
+                    time.sleep(self.random.uniform(0, 8))  # as long as it takes to start, or a bit longer
+                else:
+                    self._wait_for_new_save(name, run)
+                with suppress(ProcessLookupError):
+                    os.kill(self.random.choice(ranks), signal.SIGKILL)
+                    num_kills += 1
+                killed |= set(ranks)
+            row.injected += num_kills
+            try:
+                code = run.wait(HANGS_AFTER)
+            except subprocess.TimeoutExpired:
+                row.remark = f"{name} hangs"
+                run.terminate()
+                code = run.wait()
+            if code == 0 and self._are_equal("torchrun-whole", name):
+                row.survived += num_kills
+            else:
+                row.remark = row.remark or f"{name} exits with {code}"
+        row.lost = row.injected  # at most: a checkpoint every second update
+        row.remark = row.remark or f"{num_runs} runs"
+        return row
+
+    def _wait_for_new_save(self, name: str, run: subprocess.Popen[bytes]) -> None:
+        def state() -> tuple[int, int] | None:
+            with suppress(OSError):
+                found = (self.folder / name / "checkpoint_last.pt").stat()
+                return found.st_mtime_ns, found.st_ino
+            return None
+
+        before = state()
+        deadline = time.monotonic() + HANGS_AFTER
+        while state() == before and run.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _are_equal(self, *names: str) -> bool:
+        one, other = (load_checkpoint(self.folder / name / "checkpoint_last.pt").weights for name in names)
+        return all(torch.equal(value, other[key]) for key, value in one.items())
+
+    def _ranks_command(self, name: str, *flags: str) -> list[str]:
+        return [sys.executable, "-m", "lamina", *self.words(name), "--distributed-world-size", "2", *flags]
+
+    def _wait_for_update(self, number: int, run: subprocess.Popen[bytes], name: str) -> None:
+        path = self.folder / name / "checkpoint_last.pt"
         while not path.exists() or load_checkpoint(path).training["progress"]["updates"] < number:
-            assert run.poll() is None, self._end_of_log("torn")
+            assert run.poll() is None, self._end_of_log(name)
             time.sleep(0.05)
 
     def _end_of_log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()[-3000:]
 
     @contextmanager
-    def _two_ranks(self, name: str) -> Iterator[subprocess.Popen[bytes]]:
-        command = [sys.executable, "-m", "lamina", *self.words(name), "--distributed-world-size", "2"]
+    def _two_ranks(self, name: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
         with (self.folder / f"{name}.log").open("wb") as log:
-            run = subprocess.Popen(command, stdout=log, stderr=log)
+            run = subprocess.Popen(self._ranks_command(name, *flags), stdout=log, stderr=log)
         try:
             yield run
         finally:
             run.terminate()
             run.wait()
+
+
+def _lose_log(first: int, kind: str) -> None:
+    """In this process: from this update on, nobody takes what it prints."""
+    real = DivergenceWatch.add
+
+    def add(watch: DivergenceWatch, *arguments: object) -> None:
+        real(watch, *arguments)  # type: ignore[arg-type]
+        if watch.progress.updates == first:
+            reading, writing = os.pipe()
+            os.close(reading)
+            output = writing if kind == "closed pipe" else os.open("/dev/full", os.O_WRONLY)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+
+    DivergenceWatch.add = add  # type: ignore[method-assign, assignment]
+
+
+def _has_update(number: int, text: str) -> bool:
+    return any(int(found) >= number for found in re.findall(r"num_updates=(\d+)", text))
 
 
 def _limit_files(first: int, last: int, limit: int) -> None:
@@ -323,10 +601,14 @@ def damaged(content: bytes, generator: random.Random) -> bytes:
     return bytes(changed)
 
 
-def ranks_of(launcher: int) -> list[int]:
+def ranks_of(launcher: int, mark: bytes = b"spawn_main") -> list[int]:
     """The processes that it started to train; not those of Python's own that keep them company."""
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    return [int(number) for number in children if b"spawn_main" in Path(f"/proc/{number}/cmdline").read_bytes()]
+    found = []
+    with suppress(OSError):  # it has ended, or one of them has in the meantime
+        for number in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+            if mark in Path(f"/proc/{number}/cmdline").read_bytes():
+                found.append(int(number))
+    return found
 
 
 def table(rows: list[Row]) -> str:
@@ -338,16 +620,34 @@ def table(rows: list[Row]) -> str:
     return "\n".join("  ".join(row).rstrip() for row in aligned)
 
 
-def run_all(*, seed: int) -> bool:
+def faults_of(chaos: Chaos) -> dict[str, Callable[[], Row]]:
+    """What `make chaos` injects, and how often."""
+    return {
+        "kill": lambda: chaos.kill(120),
+        "terminate": lambda: chaos.terminate(10),
+        "full disk": lambda: chaos.fill_disk(8),
+        "disk that stays full": chaos.stay_full,
+        "damage": lambda: chaos.corrupt(200, 10),
+        "killed ranks": lambda: chaos.kill_ranks(3),
+        **{f"group signal {kind}": partial(chaos.signal_group, kind, 20) for kind in GROUP_SIGNALS},
+        **{f"lost log {kind}": partial(chaos.lose_log, kind, 14, 6) for kind in LOST_LOGS},
+        "shared folder": lambda: chaos.share_folder(20),
+        "unlike ranks": lambda: chaos.start_unalike(24),
+        "stopped rank": lambda: chaos.stop_rank(2),
+        "torchrun": lambda: chaos.restart_with_torchrun(50),
+    }
+
+
+def run_all(*, seed: int, only: str = "") -> bool:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lamina-chaos-") as folder:
         chaos = Chaos(Path(folder), seed, max_update=60)
         print(f"| an undisturbed run of {chaos.max_update} updates takes {chaos.whole_seconds:.1f} s; seed {seed}", flush=True)
         rows = []
-        for fault in (lambda: chaos.kill(120), lambda: chaos.terminate(10), lambda: chaos.fill_disk(8), chaos.stay_full,
-                      lambda: chaos.corrupt(200, 10), lambda: chaos.kill_ranks(3)):
-            rows.append(fault())
-            print(f"{table(rows[-1:]).splitlines()[1]}  ({time.monotonic() - started:.0f} s)", flush=True)
+        for name, inject in faults_of(chaos).items():
+            if only in name:
+                rows.append(inject())
+                print(f"{table(rows[-1:]).splitlines()[1]}  ({time.monotonic() - started:.0f} s)", flush=True)
     print(f"\n{table(rows)}")
     return all(row.survived == row.injected for row in rows)
 
@@ -355,5 +655,7 @@ def run_all(*, seed: int) -> bool:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the moments and places; another one each time")
+    parser.add_argument("--only", default="", metavar="WORD", help="faults whose name holds it: kill, signal, torchrun ...")
     torch.set_num_threads(1)
-    sys.exit(0 if run_all(seed=parser.parse_args().seed) else 1)
+    arguments = parser.parse_args()
+    sys.exit(0 if run_all(seed=arguments.seed, only=arguments.only) else 1)

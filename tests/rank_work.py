@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 from torch import multiprocessing as mp
 
 import lamina.training.update as update_module
@@ -165,30 +165,28 @@ def run_on(size: int, folder: Path) -> None:
     mp.start_processes(_work, (size, str(folder / "meeting"), str(folder)), nprocs=size, start_method="forkserver")
 
 
-def run_commands(size: int, commands: Sequence[Sequence[str]], folder: Path) -> list[list[int]]:
+def run_commands(size: int, commands: Sequence[Sequence[str] | Sequence[Sequence[str]]], folder: Path) -> list[list[int]]:
     """Command lines on `size` ranks, one after the other, as torchrun would start them; the exit codes of each rank.
 
-    What the ranks print goes to RANK.out and RANK.err in the folder.
+    Several command lines in the place of one are those of the ranks, where they should be the same and are not.
+    They meet at the launcher's own store, with all that those before have left in it, as when torchrun starts them again. What
+    the ranks print goes to RANK.out and RANK.err in the folder.
     """
     multiprocessing.set_forkserver_preload(PRELOAD)
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     for words in commands:
         # Processes of their own, as in real life: gloo is not made to meet again and again in one.
-        mp.start_processes(_command_work, (size, _free_port(), words, str(folder)), nprocs=size, start_method="forkserver")
+        mp.start_processes(_command_work, (size, store.port, words, str(folder)), nprocs=size, start_method="forkserver")
     return [list(map(int, Path(folder, f"{rank}.codes").read_text().split())) for rank in range(size)]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
-
-
-def _command_work(rank: int, size: int, port: int, words: Sequence[str], folder: str) -> None:
+def _command_work(rank: int, size: int, port: int, words: Any, folder: str) -> None:
+    words = words if isinstance(words[0], str) else words[rank]
     torch.set_num_threads(1)
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(Path(folder, f"{rank}.{name}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="localhost",
-                      MASTER_PORT=str(port))
+                      MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
     code = main(words)
     sys.stdout.flush()
     sys.stderr.flush()

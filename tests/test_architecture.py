@@ -1,6 +1,7 @@
 """The shape of the package: what may import what, and names that lead to one place."""
 
 import ast
+import importlib
 import os
 import re
 import subprocess
@@ -24,6 +25,7 @@ LAYERS = """
     traits
     registry
     fields
+    plug_ins
     parts
     config
     command_line
@@ -110,6 +112,15 @@ def test_the_documented_layers_are_these():
     shown = re.findall(r"^  ([\w.]+?)(?:\.py|/)? ", page, flags=re.MULTILINE)
     named = [layer for layer in LAYERS if not layer.startswith("__")]
     assert [name for name in shown if name in named] == named
+
+
+def test_the_documented_steps_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:\w+\.)+\w+)`", page.partition("## From a sentence to a translation")[2])
+    assert len(named) > 20
+    for name in named:
+        module, _, own = name.rpartition(".")
+        assert hasattr(importlib.import_module(f"lamina.{module}"), own), name
 
 
 def test_module_names_are_unique():

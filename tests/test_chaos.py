@@ -8,7 +8,7 @@ from functools import cache, partial
 import pytest
 import torch
 
-from chaos import Chaos, Row, table
+from chaos import LOST_LOGS, Chaos, Row, table
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks, and limits the size of files")
 
@@ -50,6 +50,20 @@ def test_so_do_runs_on_a_disk_that_is_full_for_a_while(inject):
 
 def test_damage_is_noticed_and_the_checkpoint_before_taken(inject):
     assert survived(inject("corrupt", 10, 2))
+
+
+@pytest.mark.parametrize("kind", LOST_LOGS)
+def test_so_do_runs_whose_log_nobody_takes(inject, kind):
+    assert survived(inject("lose_log", kind, 2, 0))
+
+
+def test_two_runs_in_one_folder(inject):
+    assert survived(inject("share_folder", 2))
+
+
+def test_ctrl_c_on_a_terminal_saves_several_ranks(inject):
+    """The terminal signals all processes, and the launcher hands on what it hears."""
+    assert survived(inject("signal_group", "Ctrl-C", 1))
 
 
 def test_the_table():

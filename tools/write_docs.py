@@ -10,7 +10,7 @@ from typing import Any
 
 import compatibility
 from lamina.command_line import COMMANDS, load
-from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, Retired, retired_for
+from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, REFUSED_VALUES, Retired, retired_for
 from lamina.fields import Leaf, default_text, flatten, leaves, unique_leaves
 from lamina.recipes.results import fill_page, read_rows
 from lamina.registry import register
@@ -36,9 +36,10 @@ MIGRATING_INTRODUCTION = """\
 `lamina train`. The rest of the line stays; `average_checkpoints.py` becomes `lamina average`, and
 `eval_lm.py` or `fairseq-eval-lm` becomes `lamina eval-lm`.
 
-An option of fairseq 0.9 either does what it did, under its name or an alias; or it is *retired*: accepted, with one line
-that says why it has no effect; or it is *refused*, because the run would not be the one you asked for. The tables below
-list them all. An unknown option is an error that names the nearest one.
+An option of fairseq, from 0.9 to main, or of the surface-fusion and Admin forks either does what it did, under its name or an
+alias; or it is *retired*: accepted, with one line that says why it has no effect; or it is *refused*, because the run would
+not be the one you asked for. The tables below list them all, and a test walks through them. Any other option is an error that
+names the nearest one.
 
 ## What carries over
 
@@ -98,8 +99,9 @@ Training:
   `--layerdrop-draws batch` does ([LayerDrop](layerdrop.md#several-draws-an-update)).
 - **`--num-workers`** counts threads; 0 prepares batches in the main thread.
 - **Admin** (`--init-type`, of Transformer-Clinic) runs in one command: `admin` profiles, then trains. Its two steps run as they
-  are, and `profile.ratio.init` lies in `--save-dir`; no later command needs it. `adaptive*` count padding as the fork does,
-  `admin` leaves it out ([Admin](admin.md)).
+  are. `profile.ratio.init` lies in `--save-dir`, and as in the fork in the current folder, so that all seeds of a loop share
+  it; no later command needs it. `adaptive-profiling` and `adaptive` count padding as the fork does, `admin` leaves it out
+  ([Admin](admin.md)).
 
 - **Masks** never cover `<s>` and `</s>`, and a random word is never `<mask>` ([masked language models](masked-lm.md)).
 
@@ -123,16 +125,18 @@ Text:
 
 `lamina train` goes on from `checkpoint_last.pt` in `--save-dir` if there is one, on CPU to the same bits as a run that never
 stopped. `--restore-file NAME` looks in `--save-dir`, then for NAME as a path; a file that does not exist means a fresh
-start. All options are those of the new command line: what it leaves out takes its default, not the checkpoint's value.
+start, as in fairseq's scripts, with a warning at the beginning and at the end. All options are those of the new command line:
+what it leaves out takes its default, not the checkpoint's value.
 
 | option | what it does on resuming |
 | --- | --- |
-| `--reset-optimizer` | weights, epoch and scores stay; the optimizer, the loss scale and the count of updates begin anew |
+| `--reset-optimizer` | weights and epoch stay; optimizer, loss scale, count of updates, best score and patience begin anew |
+| another metric, criterion or validation set | the best score and patience begin anew, and a line says so |
 | `--reset-lr-scheduler` | the schedule begins at this update |
 | `--reset-dataloader` | the data begins at epoch 1 |
 | `--reset-meters` | best score, patience and training time are forgotten |
 | `--restore-file FILE` of another task | its weights, and the rest afresh: `sentence_prediction` begins from `masked_lm` |
-| `--finetune-from-model FILE` | only without a checkpoint to resume: its weights, and everything else afresh |
+| `--finetune-from-model FILE` | only without a checkpoint to resume: its weights alone; not beside `--restore-file` |
 
 ## A recipe instead of a long line
 
@@ -156,8 +160,8 @@ STATUS_LEGEND = """\
 *same*: the same name. *alias*: another spelling of the option named. *retired*: accepted, has no effect. *refused*: an
 error. Defaults are Lamina's."""
 
-# Options of the forks and of releases after 0.9 come into the table of the command that they belonged to, marked.
-OTHER_MARK = " (of a fork or a later release)"
+# Options of other tasks and models, of the forks and of releases after 0.9 share a row where they share a fate.
+OTHERS = "Of fairseq's other tasks and models, of the forks and of later releases:"
 
 
 def pages() -> dict[str, str]:
@@ -292,12 +296,20 @@ def _shown_once(values: Iterable[Any]) -> str:
 def migrating_page() -> str:
     blocks = [NOTE, MIGRATING_INTRODUCTION]
     for command, names in sorted(FAIRSEQ_OPTIONS.items()):
-        forks = sorted(option.name for option in retired_for(command) if option.name not in names)
+        head = ("fairseq", "status", "in Lamina")
         rows = [migration_row(command, name) for name in sorted(names, key=lambda name: name.lstrip("-"))]
-        for name in forks:
-            spelling, status, text = migration_row(command, name)
-            rows.append((spelling + OTHER_MARK, status, text))
-        blocks += [f"## Options of {command}", STATUS_LEGEND, _table(("fairseq", "status", "in Lamina"), rows)]
+        blocks += [f"## Options of {command}", STATUS_LEGEND, _table(head, rows)]
+        others: dict[tuple[str, str], list[str]] = {}
+        for option in sorted(retired_for(command), key=lambda option: option.name):
+            if option.name not in names:
+                spelling, status, text = migration_row(command, option.name)
+                others.setdefault((status, text), []).append(spelling)
+        if others:
+            blocks += [OTHERS, _table(head, [(", ".join(spellings), *fate) for fate, spellings in others.items()])]
+        values = [(f"`--{name} {value}`", "refused", _sentence(reason)) for (name, value), reason in REFUSED_VALUES.items()
+                  if any(leaf.name == name for leaf in unique_leaves(config_class(command)))]
+        if values:
+            blocks += ["Values:", _table(head, values)]
         if new := new_options(command):
             blocks.append(f"New in `lamina {command}`: {', '.join(f'`{name}`' for name in new)}.")
     return "\n\n".join(blocks) + "\n"

@@ -6,12 +6,11 @@ Modules are named here as text and imported when they are asked for: recipes and
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lamina import console, provenance
-from lamina.errors import AlreadyToldError, LaminaError, StopSignal
+from lamina.errors import AlreadyToldError, ConfigError, LaminaError, StopSignal
 
 
 class Command(NamedTuple):
@@ -66,6 +65,10 @@ COMMANDS = {
 }
 
 
+# The number of SIGPIPE, which Python ignores: a command that it ended would exit with 128 more.
+BROKEN_PIPE = 13
+
+
 def load(reference: str) -> object:
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
@@ -82,7 +85,6 @@ def overview(group: str = "") -> str:
 
 def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
     """The command that the first word names, or the first two (`analyze fusion`), and the words after it."""
-    from lamina.errors import ConfigError
     from lamina.fields import suggestion
 
     first, *rest = (words[0].replace("_", "-"), *words[1:])
@@ -102,26 +104,26 @@ def guarded(work: Callable[[], int | None]) -> int:
     try:
         return work() or 0
     except StopSignal as stop:
-        print(f"| {stop}", file=sys.stderr)
+        console.notice(str(stop))
         return stop.exit_code
     except AlreadyToldError as error:
         return error.code
     except LaminaError as error:
-        print(f"error: {error}", file=sys.stderr)
+        console.tell(f"error: {error}")
         return 2
-    except BrokenPipeError:
-        # The reader of our output (head, less) left: nothing more to say, and nothing wrong with it.
-        sys.stderr.close()
-        return 0
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and (gone := console.streams_without_reader()):
+            # Whoever read our results (head, less) left before their end: what is missing is missing, as for other commands.
+            for stream in gone:
+                console.discard(stream)
+            return 128 + BROKEN_PIPE
         # Of a file or folder that a person named, most likely; what has no name is our own defect.
         if error.filename is None:
             raise
-        print(f"error: {error.filename}: {error.strerror}. Check the name, the permissions and the space on the disk.",
-              file=sys.stderr)
+        console.tell(f"error: {error.filename}: {error.strerror}. Check the name, the permissions and the space on the disk.")
         return 2
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        console.tell("interrupted")
         return 130
 
 
@@ -140,16 +142,23 @@ def execute(words: list[str]) -> int:
         print(overview(group))
         return 0
     from lamina.config.parser import parse, resolve
+    from lamina.plug_ins import import_paths, load_installed, missing_notice, paths_in
 
     if words[0].replace("_", "-").startswith("--local-rank=") and len(words) > 1:
         words = [words[1], words[0], *words[2:]]  # where torch.distributed.launch puts it: before the command
     name, rest = find_command(words)
     command = COMMANDS[name]
+    say = console.notice if console.is_first_process() else lambda _: None
+    load_installed(say)
+    missing = import_paths(paths_in(rest), say)
     config_class: type = load(command.config)  # type: ignore[assignment]
-    given, notices = parse(f"lamina {name}", config_class, command.help[0].upper() + command.help[1:] + ".", rest)
-    config: object = resolve(config_class, given)
-    for notice in notices if console.is_first_process() else ():
-        console.notice(notice)
+    try:
+        given, notices = parse(f"lamina {name}", config_class, command.help[0].upper() + command.help[1:] + ".", rest)
+        config: object = resolve(config_class, given)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (--user-dir {', '.join(missing)} does not exist.)") if missing else error from None
+    for notice in [*notices, *([missing_notice(missing)] if missing else [])]:
+        say(notice)
     provenance.begin_command(words)
     load(command.run)(config)  # type: ignore[operator]
     return 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import Any, TextIO
 
 Advance = Callable[[int], None]
 # In a log file, so that an hour's work leaves a page and not a book.
@@ -14,7 +16,7 @@ SECONDS_BETWEEN_LINES = 30.0
 
 
 def notice(text: str) -> None:
-    print(f"| {text}", file=sys.stderr, flush=True)
+    tell(f"| {text}")
 
 
 def is_first_process() -> bool:
@@ -23,7 +25,101 @@ def is_first_process() -> bool:
 
 
 def warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    tell(f"warning: {text}")
+
+
+def tell(line: str) -> None:
+    """To the person, if there is one: a log that nobody reads or that has no room left is no reason to fail."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        discard(sys.stderr)
+
+
+def discard(stream: TextIO) -> None:
+    """What could not be written to a stream goes nowhere, so that Python does not fail on it again when the process ends."""
+    with suppress(OSError, ValueError):  # a stream without a file needs nothing
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, stream.fileno())
+        finally:
+            os.close(nowhere)
+
+
+def streams_without_reader() -> list[TextIO]:
+    """Of our two: a pipe whose other end is closed."""
+    gone = []
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            gone.append(stream)
+        except OSError:
+            continue
+    return gone
+
+
+class LastingStream:
+    """Takes what is printed as long as the stream behind it does, and leaves out what that does not take."""
+
+    def __init__(self, stream: TextIO, on_failure: Callable[[OSError], None]) -> None:
+        self._stream = stream
+        self._on_failure = on_failure
+        self._has_failed = self._is_gone = False
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def settle(self) -> None:
+        """At the end: what could not be written will never be."""
+        try:
+            self._stream.flush()
+        except OSError:
+            discard(self._stream)
+
+    def _try(self, act: Callable[[], object]) -> None:
+        if self._is_gone:
+            return
+        try:
+            act()
+        except OSError as error:
+            # A reader does not come back; a disk may have room again.
+            self._is_gone = error.errno in (errno.EPIPE, errno.EIO)
+            if not self._has_failed:
+                self._has_failed = True
+                self._on_failure(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def lasting_output() -> Iterator[None]:
+    """Inside, work goes on when nobody takes what it prints any more: a closed pipe or terminal, a full disk under a log.
+
+    The other of the two streams says so, once.
+    """
+    def lost(name: str) -> Callable[[OSError], None]:
+        def say(error: OSError) -> None:
+            other = stderr if name == "stdout" else stdout
+            print(f"warning: {name} cannot be written ({error.strerror or error}): work goes on without it", file=other,
+                  flush=True)
+
+        return say
+
+    # Python has no object for one that is closed; whatever is opened next would take its place.
+    stdout, stderr = (LastingStream(stream or open(os.devnull, "w"), lost(name))  # noqa: SIM115, it stands for one that stays open
+                      for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)))
+    try:
+        with redirect_stdout(stdout), redirect_stderr(stderr):  # type: ignore[type-var]
+            yield
+    finally:
+        stdout.settle()
+        stderr.settle()
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from lamina.errors import ConfigError
@@ -33,6 +34,8 @@ BUILT_IN = ("lamina.parts", "lamina.tasks.kinds", "lamina.config.presets")
 
 class Table(Mapping[str, Any]):
     """The parts of one kind, by name, and the decorator that adds one."""
+
+    __hash__ = object.__hash__  # by identity: tables are few, and known by name
 
     def __init__(self, kind: str, contract: str) -> None:
         self.kind = kind  # what messages call it
@@ -61,7 +64,7 @@ class Table(Mapping[str, Any]):
         if not (dataclasses.is_dataclass(part) and part.__dataclass_params__.frozen):  # type: ignore[attr-defined]
             raise ConfigError(f"{where} is no frozen dataclass: put @dataclass(frozen=True, kw_only=True) between it and "
                               "@register.")
-        if missing := sorted(getattr(part, "__abstractmethods__", ())):
+        if missing := sorted(own for own in dir(part) if getattr(getattr(part, own, None), "__isabstractmethod__", False)):
             raise ConfigError(f"{where} lacks {', '.join(missing)}, which every {self.kind} must have.")
         for field in dataclasses.fields(part):
             if "info" not in field.metadata:
@@ -198,6 +201,18 @@ def version() -> int:
     """Another number whenever a part is added: what was derived from the tables before no longer holds."""
     load_built_in()
     return _state["version"]
+
+
+@contextmanager
+def tables_restored() -> Iterator[None]:
+    """Inside, parts may be added; afterwards the tables are as they were (plug_ins.restored also forgets the imports)."""
+    before = {table: dict(table._all()) for table in register.tables()}
+    try:
+        yield
+    finally:
+        for table, parts in before.items():
+            table._parts = parts
+        _state["version"] += 1
 
 
 def origin_of(part: object) -> str:

@@ -9,8 +9,10 @@ import torch
 import lamina.checkpoint.averaging as average
 from lamina.checkpoint.averaging import BY_EPOCH, BY_UPDATE, average_checkpoints, find_checkpoints, newest_checkpoints
 from lamina.checkpoint.format import Checkpoint, load_checkpoint, save_checkpoint
+from lamina.checkpoint.marks import layers_as_trained
 from lamina.errors import CheckpointError
 from lamina.fields import flatten
+from lamina.pruning.cut import Keep, prune_checkpoint
 from lamina.text.subword import Whitespace, subword_to_dict
 from lamina.text.vocabulary import Vocabulary
 from tiny import VOCABULARY_SIZE, tiny_config, tiny_model
@@ -24,6 +26,13 @@ def new_checkpoint(seed=0, updates=0, epoch=1, word="w", **config):
                 "optimizer": {"exp_avg": {name: torch.full_like(value, 9.0) for name, value in weights.items()}}}
     return Checkpoint(config=flatten(tiny_config()) | config, languages=("en", "xx"), dictionaries=(text, text),
                       subwords=(subword, subword), weights=weights, training=training, metrics={"loss": 1.0})
+
+
+def deep_checkpoint(num_encoder, num_decoder=None):
+    config = tiny_config(num_layers=num_encoder)
+    config = replace(config, decoder=replace(config.decoder, num_layers=num_decoder or num_encoder))
+    weights = {name: value.detach() for name, value in tiny_model(config).named_parameters()}
+    return replace(new_checkpoint(), config=flatten(config), weights=weights, training={})
 
 
 def save_all(folder, checkpoints):
@@ -161,6 +170,50 @@ def test_values_that_are_not_finite(tmp_path):
     broken = replace(whole, weights={**whole.weights, name: torch.full_like(whole.weights[name], torch.nan)})
     with pytest.raises(CheckpointError, match=f"1.pt: {name} holds values that are not finite"):
         average_checkpoints(save_all(tmp_path, [whole, broken]))
+
+
+@pytest.mark.parametrize(("one", "other", "words"), [
+    (Keep(encoder=(0, 2)), Keep(encoder=(1, 3)), "layers 0,2 of 4 of its encoder and .* layers 1,3 of 4"),
+    (Keep(decoder=(0, 1)), None, "layers 0,1 of 4 of its decoder and .* all layers"),
+])
+def test_checkpoints_pruned_to_different_layers_have_no_average(tmp_path, one, other, words):
+    whole, small = deep_checkpoint(4), deep_checkpoint(2 if one.encoder else 4, 2 if one.decoder else 4)
+    pair = [prune_checkpoint(whole, one), small if other is None else prune_checkpoint(whole, other)]
+    with pytest.raises(CheckpointError, match=f"0.pt has {words}: these are not the same layers"):
+        average_checkpoints(save_all(tmp_path, pair))
+    same = average_checkpoints(save_all(tmp_path, [pair[0], pair[0]]))
+    assert same.config == pair[0].config
+
+
+def test_layers_of_twice_pruned_checkpoints_are_those_of_the_model_as_trained(tmp_path):
+    """Their latest records are equal, their layers are not."""
+    whole = deep_checkpoint(4)
+    twice = [prune_checkpoint(prune_checkpoint(whole, Keep(encoder=first)), Keep(encoder=(1,)))
+             for first in ((0, 1, 3), (0, 2, 3), (1, 2, 3))]
+    assert {small.config["encoder-layers-to-keep"] for small in twice} == {"1, of 3"}
+    assert [layers_as_trained(small)["encoder"] for small in twice] == ["1, of 4", "2, of 4", "2, of 4"]
+    paths = save_all(tmp_path, twice)
+    with pytest.raises(CheckpointError, match=r"layers 1, of 4 of its encoder and .* layers 2, of 4"):
+        average_checkpoints(paths[:2])
+    assert layers_as_trained(average_checkpoints(paths[1:])) == {"encoder": "2, of 4"}
+
+
+def test_a_folded_checkpoint_and_one_that_was_not_have_no_average(tmp_path):
+    plain = new_checkpoint()
+    folded = replace(plain, training=plain.training | {"folded": "rezero_postln"})
+    with pytest.raises(CheckpointError, match=r"0.pt was not and .*1.pt was folded \(--init-type rezero_postln\)"):
+        average_checkpoints(save_all(tmp_path, [plain, folded]))
+    assert average_checkpoints(save_all(tmp_path, [folded, folded])).training["folded"] == "rezero_postln"
+
+
+def test_marks_that_differ_are_all_kept(tmp_path):
+    checkpoints = [new_checkpoint(), new_checkpoint(), new_checkpoint()]
+    for checkpoint, mark in zip(checkpoints, ({"pruned": "a.pt"}, {"pruned": "b.pt", "from": "fairseq"}, {"pruned": "a.pt"}),
+                                strict=True):
+        checkpoint.training |= mark
+    paths = save_all(tmp_path, checkpoints)
+    assert average_checkpoints(paths).training == {"averaged": ["0.pt", "1.pt", "2.pt"], "pruned": "a.pt, b.pt",
+                                                   "from": "fairseq"}
 
 
 def test_model_options_that_differ_are_told(tmp_path):

@@ -20,6 +20,12 @@ def data(tmp_path_factory):
     return str(make_data(tmp_path_factory.mktemp("admin")))
 
 
+@pytest.fixture(autouse=True)
+def _somewhere_else(tmp_path_factory, monkeypatch):
+    """Profiles are written to the current folder too."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+
+
 def train(data, save_dir, *flags):
     return main(["train", data, *TINY_FLAGS, *LAYERS, "--save-dir", str(save_dir), *flags])
 
@@ -144,12 +150,41 @@ def test_a_profile_elsewhere(data, tmp_path, capsys, monkeypatch):
     assert "taking the one in the current folder" in capsys.readouterr().out
 
 
-def test_adaptive_without_any_profile_is_admin(data, tmp_path, capsys, monkeypatch):
+def test_a_loop_over_seeds_shares_one_profile(data, tmp_path, capsys, monkeypatch):
+    """As in the references: profiled once, with the first seed, then trained with each."""
     monkeypatch.chdir(tmp_path)
-    assert train(data, "a", "--init-type", "adaptive", "--max-update", "3") == 0
-    assert "profiling now, as --init-type admin does" in capsys.readouterr().out
-    assert train(data, "b", "--init-type", "admin", "--max-update", "3") == 0
+    assert train(data, "save-1", "--init-type", "adaptive-profiling", "--seed", "1", "--restore-file", "x.pt") == 0
+    assert "wrote profile.ratio.init to the current folder too" in capsys.readouterr().out
+    wanted = [ratio for _, ratio in read_profile(tmp_path / "save-1" / "profile.ratio.init")]
+    for seed in "123":
+        assert train(data, f"save-{seed}", "--init-type", "adaptive", "--seed", seed, "--max-update", "1", "--lr", "1e-12",
+                     "--restore-file", "x.pt") == 0
+        assert "profiled" not in capsys.readouterr().out
+        assert [omega[0].item() for omega in stored_omegas(tmp_path / f"save-{seed}").values()] == pytest.approx(wanted)
+
+
+def test_a_current_folder_that_cannot_be_written_is_no_failure(data, tmp_path, capsys, monkeypatch):
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (here / "profile.ratio.init").mkdir()  # no file can take its place, whoever runs this
+    (here / "profile.ratio.init" / "x").touch()
+    assert train(data, tmp_path / "save", "--init-type", "adaptive-profiling") == 0
+    assert "in the current folder, profile.ratio.init could not be written" in capsys.readouterr().out
+    assert (tmp_path / "save" / "profile.ratio.init").is_file()
+
+
+def test_adaptive_without_any_profile_is_both_steps_at_once(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert train(data, "a", "--init-type", "adaptive", "--max-update", "3", "--dropout", "0.2") == 0
+    out = capsys.readouterr().out
+    assert "profiling now, as --init-type adaptive-profiling does" in out
+    assert "padding counted" in out
+    assert not list(tmp_path.rglob("profile*"))
+    for init in ("adaptive-profiling", "adaptive"):
+        assert train(data, "b", "--init-type", init, "--max-update", "3", "--dropout", "0.2") == 0
     one, other = (load_checkpoint(tmp_path / name / "checkpoint_last.pt").weights for name in "ab")
+    # The file holds all digits of a ratio.
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 

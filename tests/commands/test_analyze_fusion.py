@@ -106,6 +106,16 @@ def test_what_a_model_lacks_is_said_and_an_earlier_page_is_replaced(fused, plain
     assert list(table(tmp_path / "masked_layers.csv")[0]) == ["masked", "loss_bits", "loss_change"]
 
 
+def test_layers_of_a_folded_model_are_not_masked(data, tmp_path):
+    """What one hands on is scaled for the next: skipping it would measure nothing."""
+    trained = train(data, "admin", "--init-type", "admin", "--max-epoch", "1")
+    assert main(["fold", str(trained), "--output", str(tmp_path / "folded.pt")]) == 0
+    assert analyze(tmp_path / "folded.pt", data, tmp_path / "out", "--metric", "loss") == 0
+    assert not (tmp_path / "out" / "masked_layers.csv").exists()
+    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert "No layer can be masked: the model was folded" in page
+
+
 def test_the_same_seed_gives_the_same_page(fused, data, tmp_path):
     for name, seed in (("a", "3"), ("b", "3"), ("c", "4")):
         assert analyze(fused, data, tmp_path / name, "--metric", "loss", "--seed", seed, "--max-pairs", "3") == 0

@@ -1,5 +1,7 @@
 """`lamina fold`, in-process."""
 
+import re
+
 import pytest
 import torch
 
@@ -50,6 +52,27 @@ def test_training_goes_on_from_a_folded_model(data, trained, tmp_path):
     assert main(["train", data, *flags, "--encoder-layers", "2", "--decoder-layers", "2", "--encoder-learned-pos",
                  "--decoder-learned-pos", "--max-update", "1", "--finetune-from-model", str(output),
                  "--save-dir", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("init", ["admin", "deepnet"])
+@pytest.mark.parametrize("embedding", [[], ["--layernorm-embedding"]])
+def test_the_flags_before_folding_say_which_are_needed_after_it(data, tmp_path, capsys, init, embedding):
+    """With --layernorm-embedding a folded DeepNet has the weights of one that was not, and would be scaled twice."""
+    flags = [*TINY_FLAGS, "--encoder-layers", "2", "--decoder-layers", "2", "--disable-validation", *embedding]
+    assert main(["train", data, *flags, "--init-type", init, "--max-update", "1", "--save-dir", str(tmp_path)]) == 0
+    output = tmp_path / "plain.pt"
+    assert main(["fold", str(tmp_path / "checkpoint_last.pt"), "--output", str(output)]) == 0
+    line = ["train", data, *flags, "--max-update", "1", "--save-dir", str(tmp_path / "on"), "--finetune-from-model",
+            str(output)]
+    capsys.readouterr()
+    assert main([*line, "--init-type", init]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    needed = re.search(r"use (--.*)\.$", error)[1].split()
+    assert needed[-2:] == ["--init-type", "default"]
+    assert "was folded" in error
+    assert ("--no-share-all-embeddings" in needed) == ("--encoder-positions" in needed) == (not embedding)
+    assert main([*line, "--init-type", init, *needed]) == 0
+    assert "warning" not in capsys.readouterr().out
 
 
 def test_errors(data, trained, tmp_path, capsys):

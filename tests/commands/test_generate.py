@@ -11,7 +11,7 @@ import torch
 
 from lamina.cli import main
 from lamina.nn.prepacked import can_prepack
-from tiny import TINY_FLAGS, make_data
+from tiny import TINY_FLAGS, make_data, write_text
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +214,60 @@ def test_lines_from_a_pipe(trained, capsys, monkeypatch):
     assert [line.split("-")[0] for line in lines] == ["S", "H", "D", "P"]
 
 
+def test_interactive_and_generate_count_the_same_tokens(trained, capsys, monkeypatch):
+    data, path = trained
+    assert main(["generate", data, "--path", path, "--gen-subset", "valid", "--cpu"]) == 0
+    captured = capsys.readouterr()
+    count = re.search(r"translated 6 sentences \((\d+) tokens\)", captured.err)[1]
+    lines = captured.out.splitlines()
+    assert int(count) == sum(len(cells[0].split()) for cells in rows(lines, "P").values())  # </s> has a score too
+    sources = [cells[0] for cells in rows(lines, "S").values()]
+    found = interactive(monkeypatch, capsys, trained, "\n".join(sources) + "\n")
+    assert f"translated 6 lines ({count} tokens)" in found.err
+
+
+@pytest.mark.parametrize("words", [["--remove-bpe"], ["--post-process", "subword_nmt"], ["--remove-bpe", "subword_nmt"]])
+def test_marks_of_pieces_by_the_names_of_fairseq(in_pieces, capsys, words):
+    """subword_nmt is a rule's name, not a mark that pieces end in."""
+    joined = generate(capsys, in_pieces, "--remove-bpe", "@@ ")
+    assert "@@" in "".join(generate(capsys, in_pieces))
+    assert "@@" not in "".join(joined)
+    assert generate(capsys, in_pieces, *words) == joined
+
+
+@pytest.fixture(scope="module")
+def in_pieces(tmp_path_factory):
+    """Text that was cut into pieces before it came: the checkpoint knows nothing of it."""
+    folder = tmp_path_factory.mktemp("pieces")
+    for split, seed in (("train", 0), ("valid", 1)):
+        write_text(folder / "text", 20, seed=seed, split=split)
+        for file in (folder / "text").glob(f"{split}.*"):
+            file.write_text(re.sub(r"(\w\w)(?=\w)", r"\1@@ ", file.read_text()))
+    assert main(["preprocess", "-s", "en", "-t", "xx", "--trainpref", f"{folder}/text/train", "--validpref",
+                 f"{folder}/text/valid", "--destdir", str(folder / "data"), "--workers", "1", "--joined-dictionary"]) == 0
+    assert main(["train", str(folder / "data"), *TINY_FLAGS, "--save-dir", str(folder / "out"), "--max-epoch", "1",
+                 "--eval-bleu", "--eval-bleu-remove-bpe", "subword_nmt", "--eval-bleu-print-samples"]) == 0
+    return str(folder / "data"), str(folder / "out" / "checkpoint_best.pt")
+
+
+def test_validation_knows_the_names_too(in_pieces, tmp_path, capsys):
+    assert main(["train", in_pieces[0], *TINY_FLAGS, "--save-dir", str(tmp_path), "--max-epoch", "1", "--eval-bleu",
+                 "--eval-bleu-remove-bpe", "subword_nmt", "--eval-bleu-print-samples"]) == 0
+    out = capsys.readouterr().out
+    assert "@@" not in re.search(r"reference: .*", out)[0]
+    assert "warning" not in out
+    assert main(["train", in_pieces[0], *TINY_FLAGS, "--save-dir", str(tmp_path), "--max-epoch", "2", "--eval-bleu",
+                 "--eval-bleu-remove-bpe", "sentencepiece"]) == 0
+    assert "warning: --eval-bleu-remove-bpe sentencepiece: no symbol of the dictionary has the mark" in capsys.readouterr().out
+
+
+def test_a_mark_that_never_occurs_is_told(trained, capsys, monkeypatch):
+    assert main(["generate", trained[0], "--path", trained[1], "--gen-subset", "valid", "--remove-bpe", "--quiet"]) == 0
+    assert capsys.readouterr().err.count("warning: --remove-bpe @@: no symbol of the dictionary has the mark @@") == 1
+    err = interactive(monkeypatch, capsys, trained, "the boat\nthe moon\n", "--remove-bpe", "--buffer-size", "1").err
+    assert err.count("no symbol of the dictionary has the mark @@") == 1
+
+
 def test_lines_of_interactive_and_generate_are_the_same(trained, capsys, monkeypatch):
     """One writer serves both, --remove-bpe included: here its mark is a word, so that it takes something away."""
     flags = ["--print-alignment", "--remove-bpe", "THE"]
@@ -346,12 +400,68 @@ def test_unknown_words_are_replaced(tmp_path, dictionary, expected):
     path = tmp_path / "words.txt"
     path.write_text(dictionary)
     source, target = Vocabulary(["old", "boat"], [1, 1]), Vocabulary(["X"], [1])
-    output = OutputConfig(replace_unk=str(path) if dictionary else "", has_alignment=True)
+    output = OutputConfig(replace_unk=str(path) if dictionary else "", alignment="hard")
     describer = Describer((source, target), (Whitespace(), Whitespace()), output)
     attention = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.7, 0.1], [0.0, 0.0, 1.0]])
     described = describer.hypothesis(7, Hypothesis([4, 3, 2], -1.0, [-1.0, -1.0, -1.0], attention), [4, 5, 2])
     assert described.tokens == expected
     assert described.lines[-1] == "A-7\t0-0 1-1"
+
+
+@pytest.fixture(scope="module")
+def with_strangers(trained, tmp_path_factory):
+    """A split with words that the dictionary lacks, and its source text."""
+    folder = tmp_path_factory.mktemp("strangers")
+    (folder / "test.en").write_text("the zeppelin opens\nold boat sings\nquark near the quark\n")
+    (folder / "test.xx").write_text("OPENS ZEPPELIN THE\nSINGS BOAT OLD\nQUARK THE NEAR QUARK\n")
+    dictionary = f"{trained[0]}/dict.en.txt"
+    assert main(["preprocess", "-s", "en", "-t", "xx", "--testpref", str(folder / "test"), "--srcdict", dictionary,
+                 "--joined-dictionary", "--destdir", str(folder / "data"), "--workers", "1"]) == 0
+    return str(folder / "data"), folder / "test.en"
+
+
+# Every translation is made of <unk>, so that what takes its place can be seen.
+ALL_UNKNOWN = ["--gen-subset", "test", "--unkpen", "-100", "--max-len-b", "4", "--replace-unk"]
+
+
+def test_words_that_the_dictionary_lacks_come_from_the_source_text(trained, with_strangers, capsys):
+    data, text = with_strangers
+    line = ["generate", data, "--path", trained[1], "--cpu", *ALL_UNKNOWN]
+    assert main(line) == 0
+    captured = capsys.readouterr()
+    assert ("warning: 3 source words of 2 sentences are not in the dictionary, and a data folder does not keep them: "
+            "--replace-unk leaves <unk> where it would copy one. Name the source lines with --source-text FILE") in captured.err
+    silent = rows(captured.out.splitlines(), "H")
+    assert "<unk>" in silent[2][1]
+    assert main([*line, "--source-text", str(text)]) == 0
+    captured = capsys.readouterr()
+    assert "warning" not in captured.err
+    lines = captured.out.splitlines()
+    sources = text.read_text().splitlines()
+    assert [cells[0] for cells in rows(lines, "S").values()] == sources
+    for number, (score, found) in rows(lines, "H").items():
+        assert score == silent[number][0]
+        assert set(found.split()) <= set(sources[number].split())
+    assert "quark" in rows(lines, "H")[2][1]
+    # The other half, where interactive reads the same lines.
+    assert main(["interactive", "--path", trained[1], "--cpu", "--input", str(text), *ALL_UNKNOWN[2:]]) == 0
+    typed = rows(capsys.readouterr().out.splitlines(), "H")
+    assert [cells[1] for cells in typed.values()] == [cells[1] for cells in rows(lines, "H").values()]
+
+
+def test_only_the_text_of_the_split_will_do(trained, with_strangers, tmp_path, capsys):
+    data, text = with_strangers
+    line = ["generate", data, "--path", trained[1], "--cpu", *ALL_UNKNOWN, "--source-text", str(tmp_path / "other")]
+    (tmp_path / "other").write_text("the zeppelin opens\n")
+    assert main(line) == 2
+    assert "has 1 lines, but" in capsys.readouterr().err
+    (tmp_path / "other").write_text(text.read_text().replace("boat", "bird"))
+    assert main(line) == 2
+    assert "other, line 2 is not the source of sentence 1 of" in capsys.readouterr().err
+    assert main(["generate", data, "--path", trained[1], "--source-text", str(text)]) == 2
+    assert "--source-text has no effect without --replace-unk" in capsys.readouterr().err
+    # A source that is cut is still that line's.
+    assert main([*line[:-1], str(text), "--truncate-source"]) == 0
 
 
 def test_a_bad_replacement_file(tmp_path):

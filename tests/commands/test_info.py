@@ -87,3 +87,13 @@ def test_a_file_that_is_no_checkpoint(tmp_path, capsys):
     (tmp_path / "x.pt").write_text("x")
     assert main(["info", str(tmp_path / "x.pt")]) == 2
     assert "cannot be read as a checkpoint" in capsys.readouterr().err
+
+
+def test_fusion_is_among_the_techniques(tmp_path, capsys):
+    data = make_data(tmp_path)
+    flags = ["--arch", "tiny", "--transparent-attention", "--max-tokens", "64", "--max-update", "1", "--encoder-embed-dim",
+             "16", "--encoder-ffn-embed-dim", "32"]
+    assert main(["train", str(data), *flags, "--save-dir", str(tmp_path / "ck")]) == 0
+    capsys.readouterr()
+    assert main(["info", str(tmp_path / "ck" / "checkpoint_last.pt"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["techniques"] == {"fusion": "transparent"}

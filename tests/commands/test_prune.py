@@ -235,3 +235,24 @@ def test_a_language_model(tmp_path, capsys):
                            ([data, "--curve", "--metric", "bleu"], "--metric bleu is for translations")):
         assert main(["prune", str(full), *words, "--output", str(tmp_path / "other.pt")]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_bleu_of_text_that_came_tokenized_is_of_its_tokens(tmp_path, capsys):
+    """In the search, too, and what was measured otherwise is not taken for it."""
+    text = write_text(tmp_path / "text", 20)
+    for file in text.iterdir():
+        file.write_text("".join(f"it &apos;s {line} .\n" for line in file.read_text().splitlines()))
+    assert main(["preprocess", "-s", "en", "-t", "xx", "--trainpref", f"{text}/train", "--destdir", str(tmp_path / "data"),
+                 "--workers", "1", "--joined-dictionary"]) == 0
+    assert main(["train", str(tmp_path / "data"), *TINY_FLAGS, "--decoder-layers", "2", "--decoder-layerdrop", "0.2",
+                 "--max-update", "1", "--disable-validation", "--save-dir", str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    lines = prune(capsys, tmp_path / "out" / "checkpoint_last.pt", tmp_path / "data", "--search", "--decoder-layers", "1",
+                  "--metric", "bleu", "--gen-subset", "train", "--output", tmp_path / "small.pt", "--cpu")
+    assert lines[0] == "| BLEU, tokens as they stand (tok:none), on train:"
+    (series,) = json.loads((tmp_path / "small.search.json").read_text())["series"].values()
+    assert series["about"]["tokenized"] is True
+    capsys.readouterr()
+    assert main(["analyze", "fusion", str(tmp_path / "out" / "checkpoint_last.pt"), str(tmp_path / "data"), "--gen-subset",
+                 "train", "--out", str(tmp_path / "page"), "--cpu"]) == 0
+    assert "tok:none" in (tmp_path / "page" / "summary.csv").read_text()

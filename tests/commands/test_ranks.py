@@ -44,8 +44,11 @@ def runs(tmp_path_factory):
         generate(data, best, folder / "text-two"),
         generate(data, best, folder / "scores-two", "--score-reference"),
         train(folder / "nowhere", folder / "nothing"),
+        [train(data, folder / "unlike", "--max-update", "3"),
+         train(data, folder / "unlike", "--max-update", "7", "--lr", "0.06", "--log-interval", "9")],
+        [train(data, folder / "unlike"), train(make_data(folder / "other", num_lines=40), folder / "unlike")],
     ], folder)
-    assert codes == [[0] * 7 + [2]] * 2, (folder / "0.err").read_text() + (folder / "1.err").read_text()
+    assert codes == [[0] * 7 + [2] * 3] * 2, (folder / "0.err").read_text() + (folder / "1.err").read_text()
     return data, folder
 
 
@@ -102,8 +105,20 @@ def test_one_rank_speaks(runs):
     assert "| effective batch: up to 80 tokens (max-tokens 40 x update-freq 1 x 2 ranks)" in lines
     assert (folder / "1.out").read_text() == ""
     errors = [line for rank in range(2) for line in (folder / f"{rank}.err").read_text().splitlines() if "error" in line]
-    assert len(errors) == 1
-    assert errors[0].startswith("error: there is no data folder")
+    assert len(errors) == 3
+    assert sum(line.startswith("error: there is no data folder") for line in errors) == 1
+
+
+def test_ranks_that_were_not_started_alike(runs):
+    """One line names who differs and in what, before anything is trained or written."""
+    _, folder = runs
+    lines = [line for rank in range(2) for line in (folder / f"{rank}.err").read_text().splitlines()]
+    start = "error: the ranks of this run were not started alike: "
+    settings, data = sorted(line.removeprefix(start) for line in lines if line.startswith(start))
+    assert settings == ("--lr is 0.06 on rank 1 and 0.05 on rank 0; --max-update is 7 on rank 1 and 3 on rank 0. Start all of "
+                        "them with the same options, data and version of Lamina.")
+    assert data.startswith("the data file ")
+    assert not (folder / "unlike").exists()
 
 
 def test_starting_by_itself(runs, tmp_path, capfd):

@@ -8,20 +8,29 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 import torch
 
 from golden_files import GOLDEN
-from lamina.checkpoint.format import load_checkpoint
+from lamina.checkpoint.format import load_checkpoint, save_checkpoint
 from lamina.cli import main
-from lamina.distributed.signals import StopWish
+from lamina.distributed.signals import STOPS
+from lamina.metrics.bleu import corpus_bleu
+from lamina.text.tokenizer import detokenizer
+from lamina.training.folder_lock import only_run_in
 from tiny import TINY_FLAGS, make_data, write_text
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return str(make_data(tmp_path_factory.mktemp("train")))
+
+
+@pytest.fixture(scope="module")
+def longer_data(tmp_path_factory):
+    return str(make_data(tmp_path_factory.mktemp("longer"), num_lines=120))
 
 
 def train(data, save_dir, *flags):
@@ -48,6 +57,63 @@ def test_a_run_from_start_to_end(data, tmp_path, capsys):
     assert checkpoint.training["progress"]["epoch"] == 3
     assert checkpoint.metrics.keys() == {"loss", "nll_loss", "ppl", "bleu"}
     assert "<s>" not in checkpoint.dictionaries[0]
+
+
+@pytest.fixture(scope="module")
+def tokenized(tmp_path_factory):
+    """Moses tokens, as fairseq's scripts prepare them: half of them are punctuation, which is easy to learn."""
+    folder = tmp_path_factory.mktemp("tokenized")
+    for split, seed in (("train", 0), ("valid", 1)):
+        write_text(folder / "text", 20, seed=seed, split=split)
+        for file in (folder / "text").glob(f"{split}.*"):
+            file.write_text("".join(f"it &apos;s {line} , &apos;s .\n" for line in file.read_text().splitlines()))
+    assert main(["preprocess", "-s", "en", "-t", "xx", "--trainpref", f"{folder}/text/train", "--validpref",
+                 f"{folder}/text/valid", "--destdir", str(folder / "data"), "--workers", "1", "--joined-dictionary"]) == 0
+    return str(folder / "data")
+
+
+def printed_bleu(out):
+    return float(re.findall(r"valid on 'valid' subset .* bleu ([\d.]+)", out)[-1])
+
+
+def test_bleu_of_text_that_came_tokenized(tokenized, tmp_path, capsys):
+    """13a would split &apos; in three, each a match: the figure that generate prints, of tokens or of text, is another."""
+    figures = {}
+    for name, flags in {"left out": [], "tokens": ["--eval-tokenized-bleu"], "moses": ["--eval-bleu-detok", "moses"],
+                        "13a": ["--eval-bleu-detok", "space"]}.items():
+        if name == "moses":
+            pytest.importorskip("sacremoses")
+        assert train(tokenized, tmp_path / name, "--max-update", "12", "--lr", "0.05", "--eval-bleu", *flags,
+                     "--eval-bleu-print-samples") == 0
+        out = capsys.readouterr().out
+        figures[name] = printed_bleu(out)
+        assert f"BLEU at validation: tok:{'none' if name in ('left out', 'tokens') else '13a'}" in out
+        assert ("the text looks tokenized" in out) == (name == "left out")
+        assert ("&apos;" in re.search(r"reference: .*", out)[0]) == (name != "moses")
+    assert figures["left out"] == figures["tokens"] < figures["13a"]
+    # What detokenizing both files and scoring them says.
+    assert main(["generate", tokenized, "--path", str(tmp_path / "moses" / "checkpoint_last.pt"), "--gen-subset", "valid",
+                 "--beam", "1", "--max-len-a", "2", "--max-len-b", "20"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    detokenize = detokenizer("xx")
+    texts = [[detokenize(line.split("\t")[-1]) for line in lines if line.startswith(kind)] for kind in ("H-", "T-")]
+    assert figures["moses"] == pytest.approx(corpus_bleu(*texts), abs=0.006)
+    assert figures["moses"] != pytest.approx(figures["13a"], abs=0.5)
+
+
+def test_rouge_of_text_that_came_tokenized(tokenized, tmp_path, capsys):
+    """Its words are letters and digits: of &apos; it sees apos, in every sentence."""
+    pytest.importorskip("rouge_score")
+    for flags, is_told in (([], True), (["--eval-bleu-detok", "space"], False)):
+        assert train(tokenized, tmp_path / str(is_told), "--max-update", "1", "--eval-rouge", *flags) == 0
+        assert ("; the text looks tokenized (--eval-bleu-detok moses" in capsys.readouterr().out) == is_told
+
+
+def test_tokens_that_are_tokenized_once_more_are_told(tokenized, tmp_path, capsys):
+    assert train(tokenized, tmp_path, "--max-update", "1") == 0
+    assert main(["generate", tokenized, "--path", str(tmp_path / "checkpoint_last.pt"), "--gen-subset", "valid", "--sacrebleu",
+                 "--quiet"]) == 0
+    assert "warning: the references look tokenized, and --sacrebleu tokenizes them once more" in capsys.readouterr().err
 
 
 def test_rouge_at_validation(data, tmp_path, capsys):
@@ -89,6 +155,16 @@ def test_long_sources_are_cut(tmp_path, capsys, positions):
                  "--truncate-source", "--max-len-b", "5"]) == 0
     out = capsys.readouterr().out
     assert sum(line.startswith("H-") for line in out.splitlines()) == 20
+    # A reference that is too long is not cut: what cannot help is not advised.
+    short = ["--model-overrides", "{'max_target_positions': 3}"]
+    line = ["generate", folder, "--path", model, "--gen-subset", "valid"]
+    if "learned" not in positions:
+        assert main([*line, "--truncate-source", *short]) == 2
+        error = error_of(capsys)
+        assert "References are too long among them: add --skip-invalid-size-inputs-valid-test to leave them out." in error
+        assert "truncate" not in error
+    assert main(line) == 2
+    assert "Add --truncate-source, or --skip-invalid-size-inputs-valid-test" in error_of(capsys)
     assert all(len(line.split("\t")[1].split()) <= 12 for line in out.splitlines() if line.startswith("S-"))
 
 
@@ -132,9 +208,65 @@ def test_preparing_batches_ahead_changes_nothing(data, tmp_path):
 
 
 def test_a_restore_file_that_does_not_exist_means_a_fresh_start(data, tmp_path, capsys):
-    assert train(data, tmp_path, "--max-update", "2") == 0
-    assert train(data, tmp_path, "--max-update", "2", "--restore-file", "x.pt") == 0
-    assert "no checkpoint x.pt: starting afresh" in capsys.readouterr().out
+    warning = f"--restore-file x.pt does not exist, neither in {tmp_path} nor as a path: training starts afresh"
+    assert train(data, tmp_path, "--max-update", "1", "--restore-file", "x.pt") == 0
+    first = capsys.readouterr()
+    # At the beginning, and again at the end, where hours of lines may have followed.
+    assert first.err.count(f"warning: {warning}") == 2
+    assert "checkpoint_last.pt" not in first.err
+    assert train(data, tmp_path, "--max-update", "1", "--restore-file", "x.pt", "--log-format", "json") == 0
+    again = capsys.readouterr()
+    assert f"{tmp_path / 'checkpoint_last.pt'} of an earlier run is not read, and will be replaced" in again.err
+    assert last(tmp_path).training["progress"]["updates"] == 1
+    assert sum(warning in json.loads(line).get("warning", "") for line in again.out.splitlines()) == 2
+    assert train(data, tmp_path / "plain", "--max-update", "1") == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_a_run_has_one_beginning(data, tmp_path, capsys):
+    assert train(data, tmp_path / "a", "--max-update", "1") == 0
+    model = str(tmp_path / "a" / "checkpoint_last.pt")
+    assert train(data, tmp_path / "b", "--max-update", "1", "--finetune-from-model", model, "--restore-file", "x.pt") == 2
+    assert (f"error: --finetune-from-model {model} begins a new run with a model's weights, and --restore-file x.pt goes on "
+            "with an old one. Leave one of them out") in capsys.readouterr().err
+    missing = str(tmp_path / "a" / "no.pt")
+    assert train(data, tmp_path / "b", "--max-update", "1", "--finetune-from-model", missing) == 2
+    assert missing in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+    for updates in ("1", "2"):
+        assert train(data, tmp_path / "b", "--max-update", updates, "--finetune-from-model", model) == 0
+    assert f"checkpoint_last.pt is there: this run goes on, and {model} is not read again" in capsys.readouterr().out
+    assert last(tmp_path / "b").training["progress"]["updates"] == 2
+
+
+@pytest.mark.parametrize("other", [["--max-tokens", "128"], ["--seed", "7"]])
+def test_resuming_inside_an_epoch_with_other_batches_keeps_the_place_in_sentences(longer_data, tmp_path, capsys, other):
+    assert train(longer_data, tmp_path, "--max-update", "4") == 0
+    before = last(tmp_path).training["progress"]
+    assert train(longer_data, tmp_path, "--max-update", "5", *other) == 0
+    line = re.search(r"batches are not those that epoch 1 of the checkpoint had \(as with another --max-tokens or --seed\): "
+                     r"it goes on after as many pairs, (\d+) of 120, at batch (\d+) of (\d+) instead of 4; some may come twice",
+                     capsys.readouterr().out)
+    done, place, number = map(int, line.groups())
+    assert done == before["sentences_done"]
+    assert (done / 120 - 0.25) * number < place < (done / 120 + 0.25) * number + 1
+    after = last(tmp_path).training["progress"]
+    assert (after["epoch"], after["batches_done"], after["updates"]) == (1, place + 1, 5)
+    # The new batches are those that the next sitting counts.
+    assert train(longer_data, tmp_path, "--max-update", "6", *other) == 0
+    assert "batches are not those" not in capsys.readouterr().out
+
+
+def test_resuming_inside_an_epoch_on_other_data_begins_it_again(longer_data, tmp_path, capsys):
+    assert train(longer_data, tmp_path / "a", "--max-update", "4") == 0
+    other = shutil.copytree(longer_data, tmp_path / "other")
+    for path in other.glob("valid.*"):
+        shutil.copy(path, other / path.name.replace("valid", "train", 1))
+    (other / "manifest.json").unlink()
+    assert train(str(other), tmp_path / "a", "--max-update", "5") == 0
+    assert "the training data is not what epoch 1 of the checkpoint had: the epoch begins again" in capsys.readouterr().out
+    progress = last(tmp_path / "a").training["progress"]
+    assert (progress["updates"], progress["epoch"], progress["batches_done"]) == (5, 2, 0)  # one batch is all there is
 
 
 def test_resetting(data, tmp_path, capsys):
@@ -150,6 +282,63 @@ def test_resetting(data, tmp_path, capsys):
     # The schedule alone: updates go on, the warm-up begins anew.
     assert train(data, tmp_path, "--restore-file", "start.pt", "--reset-lr-scheduler", "--max-update", str(updates + 1)) == 0
     assert last(tmp_path).training["progress"]["schedule_start"] == updates
+
+
+SMOOTHED = ["--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1"]
+
+
+@pytest.mark.parametrize(("first", "then", "words"), [
+    (["--eval-bleu", "--best-checkpoint-metric", "bleu"], [], "is forgotten: --best-checkpoint-metric was bleu and is loss"),
+    (SMOOTHED, [], "--criterion was label_smoothed_cross_entropy and is cross_entropy"),
+    (SMOOTHED, [*SMOOTHED[:-1], "0.9"], "--label-smoothing was 0.1 and is 0.9"),
+    (["--eval-bleu", "--best-checkpoint-metric", "bleu", "--eval-tokenized-bleu"],
+     ["--eval-bleu", "--best-checkpoint-metric", "bleu"], "--eval-tokenized-bleu was True and is False"),
+    ([], ["--valid-subset", "train"], "validation set was 6 pairs of "),
+    ([], ["--lr", "1e-9", "--max-tokens", "100", "--seed", "2"], ""),
+])
+def test_the_best_score_is_compared_with_others_of_its_kind(data, tmp_path, capsys, first, then, words):
+    """Otherwise a BLEU of 0, or the loss without smoothing, stays the best for ever."""
+    assert train(data, tmp_path, "--max-update", "2", *first) == 0
+    (tmp_path / "checkpoint_best.pt").unlink()
+    before = last(tmp_path).training["progress"]["best"]
+    capsys.readouterr()
+    assert train(data, tmp_path, "--max-update", "3", "--lr", "1e-9", *then) == 0
+    out, stored = capsys.readouterr().out, last(tmp_path)
+    assert words in out
+    assert ("is forgotten" in out) == bool(words)
+    progress = stored.training["progress"]
+    if words:
+        metric = progress["best_of"]["best-checkpoint-metric"]
+        assert progress["best"] == stored.metrics[metric] == last(tmp_path, "checkpoint_best.pt").metrics[metric]
+        assert progress["stale_validations"] == 0
+    else:
+        assert progress["best"] <= before
+
+
+def test_a_checkpoint_that_does_not_say_what_its_score_measured(data, tmp_path, capsys):
+    """Of a time before: its configuration does."""
+    assert train(data, tmp_path, "--max-update", "2", "--eval-bleu", "--best-checkpoint-metric", "bleu") == 0
+    old = last(tmp_path)
+    del old.training["progress"]["best_of"]
+    save_checkpoint(tmp_path / "checkpoint_last.pt", old)
+    assert train(data, tmp_path, "--max-update", "3", "--disable-validation") == 0
+    assert "is forgotten" not in capsys.readouterr().out, "nothing was validated"
+    assert train(data, tmp_path, "--max-update", "4") == 0
+    assert "is forgotten" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [["--reset-optimizer"], ["--reset-meters"], []])
+def test_the_best_score_stays_unless_a_run_of_its_own_begins(data, tmp_path, flags):
+    """As in fairseq: after --reset-optimizer, a new folder gets a checkpoint_best.pt, however bad it is."""
+    assert train(data, tmp_path / "old", "--max-update", "9", "--lr", "0.02") == 0
+    start = last(tmp_path / "old")
+    start.training["progress"] |= {"best": 0.01, "stale_validations": 3}
+    save_checkpoint(tmp_path / "start.pt", start)
+    assert train(data, tmp_path / "new", "--restore-file", str(tmp_path / "start.pt"), *flags, "--max-update", "10") == 0
+    assert (tmp_path / "new" / "checkpoint_best.pt").exists() == bool(flags)
+    progress = last(tmp_path / "new").training["progress"]
+    assert (progress["best"] == 0.01) == (not flags)
+    assert (progress["stale_validations"] >= 3) == (not flags)
 
 
 def test_finetuning_takes_weights_only(data, tmp_path, capsys):
@@ -226,6 +415,38 @@ def test_pretrained_embeddings(data, tmp_path):
     checkpoint = last(tmp_path)
     row = checkpoint.weights["source_embedding.table.weight"][checkpoint.vocabularies()[0].id("boat")]
     torch.testing.assert_close(row, torch.full((16,), 0.5), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("metric", [[], ["--eval-bleu", "--best-checkpoint-metric", "bleu"]])
+def test_of_two_equal_scores_the_later_is_kept_and_patience_ends(data, tmp_path, monkeypatch, metric, capsys):
+    monkeypatch.setattr("lamina.training.run.validation_loss", lambda *_, **__: {"loss": 1.0, "nll_loss": 1.0, "ppl": 2.0})
+    monkeypatch.setattr("lamina.tasks.translation.corpus_bleu", lambda *_, **__: 5.0)
+    assert train(data, tmp_path, "--max-epoch", "9", "--patience", "2", *metric) == 0
+    assert "no improvement in 2 validations (--patience)" in capsys.readouterr().out
+    assert load_checkpoint(tmp_path / "checkpoint_best.pt").training["progress"]["epoch"] == 4  # as epoch 3 left it
+    assert last(tmp_path).training["progress"]["epoch"] == 4
+
+
+def test_pairs_that_are_left_out_do_not_count(longer_data, tmp_path, capsys):
+    assert train(longer_data, tmp_path, "--max-update", "1", "--max-source-positions", "6",
+                 "--skip-invalid-size-inputs-valid-test") == 0
+    lines = capsys.readouterr().out
+    left_out, total = map(int, re.search(r"(\d+) of (\d+) pairs of \S+train are longer than", lines).groups())
+    assert 0 < left_out < total == 120
+    assert re.search(rf"train: {total - left_out} pairs in \d+ batches, [\d.]+ % padding; {left_out} more are left out, "
+                     "too long$", lines, flags=re.MULTILINE)
+
+
+def test_validation_translates_as_generate_does_with_its_limits(data, tmp_path, capsys):
+    """A model that has learned nothing does not stop by itself: the limit decides what is scored."""
+    assert train(data, tmp_path, "--max-update", "1", "--eval-bleu", "--eval-tokenized-bleu", "--eval-bleu-print-samples") == 0
+    sample = re.search(r"translation: (.*)", capsys.readouterr().out)[1]
+    line = ["generate", data, "--path", str(tmp_path / "checkpoint_last.pt"), "--gen-subset", "valid", "--cpu", "--beam", "1"]
+    assert main([*line, "--max-len-a", "2", "--max-len-b", "20"]) == 0
+    found = [row.split("\t")[2] for row in capsys.readouterr().out.splitlines() if row.startswith("H-")]
+    assert sample in found
+    assert main(line) == 0
+    assert sample not in [row.split("\t")[2] for row in capsys.readouterr().out.splitlines() if row.startswith("H-")]
 
 
 # -- bad input: one line, exit code 2, nothing lost
@@ -312,11 +533,13 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(data, tmp_path, c
     assert "mine.pt is damaged: its content does not match its checksum" in error_of(capsys)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("update", [2, 3, 4, 6])  # in the middle; at an epoch's end; where a validation is due; the last one
-def test_a_signal_saves_and_resuming_equals_not_stopping(data, tmp_path, capsys, monkeypatch, number, update):
+def test_a_signal_saves_and_resuming_equals_not_stopping(data, tmp_path, capsys, monkeypatch, request, number, update):
     import lamina.training.run as run_module
 
+    former = signal.signal(number, signal.SIG_DFL)  # under nohup it would be ignored
+    request.addfinalizer(lambda: signal.signal(number, former))
     flags = ["--dropout", "0.2", "--save-interval-updates", "4", "--max-epoch", "2", "--log-format", "json"]
     assert train(data, tmp_path / "whole", *flags) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if "where" in line]
@@ -328,9 +551,9 @@ def test_a_signal_saves_and_resuming_equals_not_stopping(data, tmp_path, capsys,
         return real(self, batches, lr, seed, *rest)
 
     monkeypatch.setattr(run_module.Updater, "update", update_and_signal)
-    handlers = [signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)]
+    handlers = [signal.getsignal(kind) for kind in STOPS]
     assert train(data, tmp_path / "parts", *flags) == 128 + number
-    assert [signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert [signal.getsignal(kind) for kind in STOPS] == handlers
     printed = capsys.readouterr()
     assert printed.err.startswith(f"| stopped by {number.name} after update {update}: ")
     assert last(tmp_path / "parts").training["progress"]["updates"] == update
@@ -353,30 +576,51 @@ def figures(line):
     return {name: value for name, value in json.loads(line).items() if name != "train_wall"}
 
 
-@pytest.fixture
-def heeds_ctrl_c():
-    """Also where the tests run in the background of a shell, which tells its jobs to ignore SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+def test_no_rank_leaves_before_the_state_is_on_disk(data, tmp_path, monkeypatch):
+    """A launcher that ends all ranks when one is gone would end the first one while it writes."""
+    import lamina.training.run as run_module
+
+    events = []
+    real_sum, real_finish, real_update = run_module.Ranks.sum, run_module.Keeper.finish, run_module.Updater.update
+    monkeypatch.setattr(run_module.Ranks, "sum", lambda *words: [events.append("meet"), real_sum(*words)][1])
+    monkeypatch.setattr(run_module.Keeper, "finish", lambda keeper: [real_finish(keeper), events.append("on disk")][0])
+    monkeypatch.setattr(run_module.Updater, "update", lambda *words: [os.kill(os.getpid(), signal.SIGTERM),
+                                                                     real_update(*words)][1])
+    assert train(data, tmp_path, "--async-save") == 128 + signal.SIGTERM
+    assert events[-2:] == ["on disk", "meet"]
 
 
-def test_a_signal_in_the_middle_of_a_line_is_heard():
-    def busy(_):
-        raise RuntimeError("reentrant call inside <_io.BufferedWriter>")
+@pytest.mark.parametrize("update", [2, 3, 4, 6])  # in the middle; at an epoch's end; where a checkpoint is due; the last one
+def test_sigusr1_saves_and_goes_on(data, tmp_path, monkeypatch, update):
+    import lamina.training.run as run_module
 
-    with StopWish(busy) as wish:
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert wish.signal == signal.SIGTERM
+    flags = ["--dropout", "0.2", "--save-interval-updates", "4", "--max-epoch", "2"]
+    assert train(data, tmp_path / "whole", *flags) == 0
+    real_update, real_save, saved = run_module.Updater.update, run_module.Run._save_now, []
 
+    def update_and_signal(self, batches, lr, seed, *rest):
+        if seed == (1 << 32) + update - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return real_update(self, batches, lr, seed, *rest)
 
-@pytest.mark.usefixtures("heeds_ctrl_c")
-def test_a_second_signal_stops_at_once():
-    with StopWish() as wish:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert wish.signal is signal.SIGINT
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+    def save_and_copy(self, **options):
+        real_save(self, **options)
+        saved.append(shutil.copytree(tmp_path / "parts", tmp_path / "copy"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module.Updater, "update", update_and_signal)
+        patch.setattr(run_module.Run, "_save_now", save_and_copy)
+        assert train(data, tmp_path / "parts", *flags) == 0
+    whole = last(tmp_path / "whole")
+    assert len(saved) == 1
+    for folder in (tmp_path / "parts", *saved):
+        if folder in saved:  # one that was killed right after
+            assert last(folder).training["progress"]["updates"] == update
+            assert train(data, folder, *flags) == 0
+        found = last(folder)
+        assert all(torch.equal(value, found.weights[name]) for name, value in whole.weights.items())
+        assert without_time(found.training["progress"]) == without_time(whole.training["progress"])
+        assert found.metrics == whole.metrics
 
 
 def test_a_full_disk_for_a_while_costs_nothing(data, tmp_path, capsys, monkeypatch):
@@ -458,9 +702,29 @@ def test_another_model_or_optimizer_than_the_checkpoints(data, tmp_path, capsys)
     assert train(data, tmp_path, "--max-update", "1") == 0
     capsys.readouterr()
     assert train(data, tmp_path, "--max-update", "2", "--encoder-layers", "2") == 2
-    assert "does not fit the model: it lacks encoder.layers.1" in error_of(capsys)
+    error = error_of(capsys)
+    assert "does not fit the model: it lacks encoder.layers.1" in error
+    assert "checkpoint_last.pt has other flags than this run: use --encoder-layers 1." in error
+    assert train(data, tmp_path / "other", "--max-update", "1", "--surfacefusion", "att", "--sf-attention-heads", "2",
+                 "--finetune-from-model", str(tmp_path / "checkpoint_last.pt")) == 2
+    assert "this run: use --surfacefusion none and leave out --sf-attention-heads." in error_of(capsys)
     assert train(data, tmp_path, "--max-update", "2", "--optimizer", "sgd") == 2
     assert "was trained with --optimizer adam, not sgd" in error_of(capsys)
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    (["--activation-fn", "gelu"], "--activation-fn relu"), (["--encoder-attention-heads", "4"], "--encoder-attention-heads 2"),
+    (["--init-type", "deepnet", "--no-scale-embedding"], "--scale-embedding --init-type default"),
+    (["--dropout", "0.3", "--max-source-positions", "99", "--encoder-layerdrop", "0.1"], "")])
+def test_weights_that_fit_another_model_too(data, tmp_path, capsys, flags, words):
+    assert train(data, tmp_path / "a", "--max-update", "1") == 0
+    assert "warning" not in capsys.readouterr().out
+    for own in (["--finetune-from-model"], ["--reset-optimizer", "--restore-file"]):
+        assert train(data, tmp_path / own[0], "--max-update", "1", *flags, *own,
+                     str(tmp_path / "a" / "checkpoint_last.pt")) == 0
+        out = capsys.readouterr().out
+        assert (f"computes something else with them. For the same model, use {words}" in out) == bool(words)
+        assert ("warning" in out) == bool(words)
 
 
 def test_sharing_needs_a_joined_dictionary(tmp_path, capsys):
@@ -539,17 +803,74 @@ def test_a_full_disk(data, tmp_path, capsys, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == before
 
 
+def test_two_runs_in_one_folder(data, tmp_path, capsys):
+    """The second is told who holds it, before it has read or written anything there."""
+    assert train(data, tmp_path, "--max-update", "2") == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with only_run_in(tmp_path):
+        assert train(data, tmp_path, "--max-update", "4") == 2
+        assert re.search(rf"{tmp_path} is in use by process {os.getpid()} on .*choose another --save-dir", error_of(capsys))
+        assert train(data, tmp_path, "--max-update", "4", "--no-save") == 0
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert train(data, tmp_path, "--max-update", "4") == 0
+
+
 def test_missing_vectors(data, tmp_path, capsys):
     assert train(data, tmp_path, "--encoder-embed-path", "nowhere.vec") == 2
     assert "cannot be read as word vectors" in error_of(capsys)
 
 
 def test_the_reader_of_the_output_may_leave(data, tmp_path):
-    command = [sys.executable, "-m", "lamina", "train", data, *TINY_FLAGS, "--max-update", "2", "--no-save"]
-    pipe = f"{' '.join(map(repr, command))} | head -n 1"
-    done = subprocess.run(pipe, shell=True, capture_output=True, text=True, check=False)
+    """Training does not depend on anybody reading its log."""
+    command = [sys.executable, "-m", "lamina", "train", data, *TINY_FLAGS, "--max-update", "5", "--save-dir", str(tmp_path)]
+    pipe = f"{' '.join(map(repr, command))} 2>&1 | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("| ")
-    assert "Traceback" not in done.stderr
+    assert last(tmp_path).training["progress"]["updates"] == 5
+
+
+@pytest.mark.parametrize("log_format", ["simple", "json", "rich"])
+@pytest.mark.parametrize("kind", ["closed pipe", "full disk"])
+def test_so_may_the_disk_under_it_be_full(data, tmp_path, log_format, kind):
+    if kind == "full disk" and not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with (open(writing if kind == "closed pipe" else "/dev/full", "w", buffering=1) as stream,
+          redirect_stdout(stream), redirect_stderr(stream)):
+        assert train(data, tmp_path, "--max-update", "5", "--log-format", log_format) == 0
+    assert last(tmp_path).training["progress"]["updates"] == 5
+
+
+@pytest.mark.parametrize("first_failure", [3, 1000])  # while it is written, and when it is closed
+def test_so_may_the_disk_under_tensorboard_be_full(data, tmp_path, capsys, monkeypatch, first_failure):
+    writer = pytest.importorskip("tensorboard.summary.writer.record_writer").RecordWriter
+    real, num_writes = writer.write, []
+
+    def write(self, content):
+        num_writes.append(content)
+        if len(num_writes) >= first_failure:
+            raise OSError(28, "No space left on device")
+        real(self, content)
+
+    def close(self):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writer, "write", write)
+    monkeypatch.setattr(writer, "close", close)
+    assert train(data, tmp_path / "out", "--max-update", "5", "--tensorboard-logdir", str(tmp_path / "board")) == 0
+    out, err = capsys.readouterr()
+    assert out.count(f"| warning: {tmp_path / 'board'} cannot be written any more: No space left on device.") == 1
+    assert "Traceback" not in err
+    assert last(tmp_path / "out").training["progress"]["updates"] == 5
+
+
+def test_a_folder_for_tensorboard_that_cannot_be(data, tmp_path, capsys):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").touch()
+    assert train(data, tmp_path / "out", "--max-update", "5", "--tensorboard-logdir", str(tmp_path / "file" / "board")) == 2
+    assert f"--tensorboard-logdir {tmp_path / 'file' / 'board'} cannot be written: Not a directory" in error_of(capsys)
 
 
 # -- the references' command lines, verbatim but for folders, sizes and the number of updates

@@ -9,8 +9,7 @@ import yaml
 
 from lamina.cli import main
 from lamina.command_line import COMMANDS, load
-from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, RETIRED, retired_for
-from lamina.config.parser import make_parser, parse, resolve, spelled_out
+from lamina.config.parser import parse, resolve, spelled_out
 from lamina.config.train_options import TrainConfig
 from lamina.errors import ConfigError
 from lamina.fields import flatten
@@ -90,6 +89,9 @@ def test_a_missing_recipe():
     (["--optimizer", "sgd", "--adam-betas", "(0.9, 0.98)"], "has no effect with --optimizer sgd"),
     (["--label-smoothing", "0.1"], "belongs to --criterion label_smoothed_cross_entropy"),
     (["--eval-bleu-print-samples"], "without --eval-bleu"),
+    (["--eval-bleu-detok", "moses"], "without --eval-bleu"),
+    (["--eval-bleu", "--eval-bleu-detok", "nltk"], "moses, space"),
+    (["--eval-bleu", "--eval-tokenized-bleu", "--eval-bleu-detok", "moses"], "Leave one out"),
     (["--patience", "3", "--disable-validation"], "together with --disable-validation"),
     (["--fp16", "--bf16"], "exclude each other"),
     (["--dropout", "1.5"], r"must lie in \[0, 1\)"),
@@ -130,11 +132,12 @@ def test_bad_flags_are_one_line(words, message, capsys):
 
 
 def test_the_line_that_later_releases_of_fairseq_recommend():
-    _, notices = parse("lamina train", TrainConfig, "", shlex.split(
+    config, notices = parse("lamina train", TrainConfig, "", shlex.split(
         """DATA --eval-bleu --eval-bleu-args '{"beam": 5, "max_len_a": 1.2}' --eval-bleu-detok moses --eval-bleu-remove-bpe
         --eval-bleu-print-samples --best-checkpoint-metric bleu --maximize-best-checkpoint-metric --keep-best-checkpoints 5"""))
     assert sorted(notice.split(" ")[0] for notice in notices) == [
-        "--eval-bleu-args", "--eval-bleu-detok", "--keep-best-checkpoints"]
+        "--eval-bleu-args", "--keep-best-checkpoints"]
+    assert (config["eval-bleu-detok"], config["eval-bleu-remove-bpe"]) == ("moses", "@@ ")
 
 
 def test_data_and_a_limit_are_required(capsys):
@@ -176,33 +179,6 @@ def test_presets_match_the_published_architectures():
     assert flat["transformer_wmt_en_de_big"]["attention-dropout"] == 0.1
     assert flat["transformer_iwslt_de_en"]["decoder-attention-heads"] == 4
     assert flat["transformer_wmt_en_de"] == flat["transformer"]
-
-
-# -- fairseq's options
-
-@pytest.mark.parametrize("command", FAIRSEQ_OPTIONS)
-def test_every_fairseq_option_is_implemented_an_alias_or_retired(command):
-    parser = make_parser(command, load(COMMANDS[command].config), "")
-    known = {name for action in parser._actions for name in action.option_strings}
-    retired = {f"--{option.name}" for option in retired_for(command)}
-    for name in FAIRSEQ_OPTIONS[command]:
-        option = name if name.startswith("-") else f"--{name}"
-        assert (option in known) != (option in retired), option
-    assert len(FAIRSEQ_OPTIONS[command]) == len(set(FAIRSEQ_OPTIONS[command]))
-
-
-@pytest.mark.parametrize("option", RETIRED, ids=lambda option: f"{option.command} {option.name}")
-def test_a_retired_option_says_why(option):
-    words = [f"--{option.name}", *(["1"] if option.takes_value else [])]
-    command_config = load(COMMANDS[option.command].config)
-    if option.is_refused:
-        with pytest.raises(ConfigError, match="is not supported"):
-            parse(f"lamina {option.command}", command_config, "", words)
-    else:
-        given, notices = parse(f"lamina {option.command}", command_config, "", words)
-        assert given == {}
-        assert len(notices) == 1
-        assert f"--{option.name} has no effect: " in notices[0]
 
 
 # -- help

@@ -221,3 +221,28 @@ def test_parts_are_joined_and_sources_truncated():
 def test_sides_must_be_aligned():
     with pytest.raises(DataError, match="2 source and 1 target"):
         ParallelCorpus([(rows(3, 4), rows(2))], (6, 6), "x")
+
+
+def test_a_place_in_an_epoch_is_found_again_in_other_batches(corpus, tmp_path):
+    def feed(own=corpus, seed=1, max_tokens=40):
+        return Feed(own, seed=seed, limits=BatchConfig(max_tokens=max_tokens, num_workers=0), max_positions=(1024, 1024),
+                    device=CPU, is_shuffled=True)
+
+    place = feed().place(2, 5)
+    done = [index for batch in feed().plan(2)[:5] for index in batch]
+    assert place.sentences == len(done)
+    assert feed().is_planned_as(2, place)
+    assert feed().find(2, place) == 5
+    assert feed().place(2, 0) == ("", "", 0)
+    for other in (feed(seed=2), feed(max_tokens=80)):
+        assert not other.is_planned_as(2, place)
+        found = other.find(2, place)
+        sizes = [len(batch) for batch in other.plan(2)]
+        assert sum(sizes[: found - 1]) < len(done) <= sum(sizes[:found])
+    assert not feed().is_planned_as(3, place)
+    # Fewer sentences fit than were done: the epoch is over, not beyond its end.
+    short = feed(max_tokens=int(np.sort(corpus.lengths)[3]))
+    assert short.find(2, place) == len(short.plan(2))
+    folder = make_data(tmp_path, num_lines=61)
+    sizes = tuple(len(vocabulary) for vocabulary in load_dictionaries(folder, Languages("en", "xx")))
+    assert feed(open_corpus(folder, "train", Languages("en", "xx"), sizes)).find(2, place) is None

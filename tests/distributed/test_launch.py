@@ -1,11 +1,14 @@
 """Where a process stands, from the environment that launchers leave and from fairseq's flags."""
 
+import math
+import time
+
 import pytest
 
 from lamina.cli import main
 from lamina.config.ranks_options import RanksConfig
-from lamina.distributed.launch import Place, find_place, first_host, num_to_start, own_gpu
-from lamina.errors import ConfigError
+from lamina.distributed.launch import Place, find_place, first_host, joined, num_to_start, own_gpu
+from lamina.errors import ConfigError, RankError
 
 TORCHRUN = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "node01", "MASTER_PORT": "29500"}
 SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_JOB_ID": "20007",
@@ -75,7 +78,20 @@ def test_first_host(nodes, host):
     ({"init_method": "tcp://a:1"}, "needs --distributed-world-size"),
     ({"world_size": 2, "rank": 2, "init_method": "tcp://a:1"}, r"must lie in \[0, 2\)"),
     ({"bucket_cap_mb": 0}, "must be at least 1"),
+    ({"timeout": 0.0}, "--distributed-timeout is 0.0; it must be above 0"),
+    ({"timeout": math.nan}, "--distributed-timeout is nan; it must be above 0"),
+    ({"timeout": 1e9}, "at most 10080 minutes"),
 ])
 def test_bad_options(options, message):
     with pytest.raises(ConfigError, match=message):
         RanksConfig(**options)
+
+
+def test_patience_is_an_option(tmp_path):
+    """The other rank never comes."""
+    config = RanksConfig(world_size=2, init_method=f"file://{tmp_path / 'meeting'}", timeout=0.01)
+    started = time.monotonic()
+    with pytest.raises(RankError, match="rank 0 of 2 did not find the others"), joined(config, is_on_gpu=False):
+        pass
+    assert time.monotonic() - started < 20
+    assert RanksConfig().timeout == 10

@@ -134,12 +134,17 @@ def test_packed_steps_match_the_whole_pass(kind):
 
 
 @needs_kernels
-@pytest.mark.parametrize("lm", [LanguageModelConfig(), LanguageModelConfig(softmax_cutoff=(10, 20), softmax_dropout_p=0.0)])
+@pytest.mark.parametrize("lm", [
+    LanguageModelConfig(), LanguageModelConfig(softmax_cutoff=(10, 20), softmax_dropout_p=0.0),
+    LanguageModelConfig(is_adaptive=True, softmax_cutoff=(10, 20), softmax_dropout_p=0.0, input_cutoff=(10, 20),
+                        ties_weights=True, ties_projections=True)])
 @torch.inference_mode()
 def test_packed_language_models(lm):
     model, (tokens, _) = tiny_language_model(lm=lm).eval(), tiny_pair()
-    expected = model.log_probs(tokens)
+    expected, num_weights = model.log_probs(tokens), sum(weight.numel() for weight in model.parameters())
     prepack_(model, PrepackedLinear)
+    # A projection that input and output share is packed for the input alone, and still counts once.
+    assert sum(weight.numel() for weight in model.parameters()) == num_weights
     torch.testing.assert_close(model.log_probs(tokens), expected, rtol=1e-5, atol=2e-5)
     state = model.start(tokens)
     steps = [model.step(tokens[:, place], state) for place in range(tokens.size(1))]

@@ -136,7 +136,18 @@ def test_a_page_is_filled():
 
 def test_a_command_as_others_would_type_it():
     line = "lamina recipe run r --data /my/disk --out=x --stop-after 9 --tier 1 --commit abc --jobs 4"
-    assert shared_command(line) == "lamina recipe run r --data downloads --tier 1"
+    assert shared_command(line, "downloads") == "lamina recipe run r --data downloads --tier 1"
+    # Whoever ran it reads the folder that it ran on.
+    assert shared_command(line) == "lamina recipe run r --data /my/disk --tier 1"
+    assert shared_command("lamina recipe run r --data='my disk'") == "lamina recipe run r --data 'my disk'"
+
+
+def test_only_pages_for_others_name_a_folder_of_downloads():
+    own = row(command="lamina recipe run r --data corpora --out x")
+    assert "lamina recipe run r --data corpora\n" in render([own])
+    page = fill_page("<!-- table: r -->\n<!-- end -->\n", [own])
+    assert "lamina recipe run r --data downloads\n" in page
+    assert "corpora" not in page
 
 
 def write_logs(folder, runs):

@@ -7,8 +7,6 @@ from lamina.config.model import EmbeddingConfig, ModelConfig
 from lamina.errors import DataError
 from lamina.registry import register
 from lamina.tasks.kinds import TranslationKind
-from lamina.text.pieces import join_pieces
-from lamina.text.subword import Whitespace
 from tiny import make_data
 
 
@@ -65,14 +63,3 @@ def test_truncated_sources(tmp_path):
 def test_an_empty_name():
     with pytest.raises(DataError, match="empty name"):
         open_task(data=":")
-
-
-@pytest.mark.parametrize(("pieces", "joiner", "text"), [
-    (["an@@", "other", "on@@", "e"], "@@ ", "another one"),
-    (["an@@", "other"], "@@", "another"),
-    (["▁an", "other", "▁one"], "sentencepiece", "another one"),
-    (["a", "b"], None, "a b"),
-    (["cut@@"], "@@ ", "cut"),
-])
-def test_join_pieces(pieces, joiner, text):
-    assert join_pieces(pieces, Whitespace(), joiner) == text

@@ -80,11 +80,13 @@ def gate_section(model: EncoderDecoder, gates: Gates | None, bins: Sequence[Freq
     return Section(name, title, text, figure, "Box plot of the gate for each class of token frequency.", columns, rows, facts)
 
 
-def masking_section(model: EncoderDecoder, masked: Masked | None, metric: str = "bleu") -> Section:
+def masking_section(model: EncoderDecoder, masked: Masked | None, metric: str = "bleu", *, is_folded: bool = False) -> Section:
     """`metric`: the figure of the qualities' `value`, where there is one."""
     name, title = "masked_layers", "What is lost without an encoder layer"
     if masked is None:
-        return Section(name, title, "No layer can be masked: cross-attention reads a mix of one encoder layer alone.")
+        why = ("the model was folded, and what a layer hands on is scaled for the layer after it. Look at the model as it was "
+               "trained." if is_folded else "cross-attention reads a mix of one encoder layer alone.")
+        return Section(name, title, f"No layer can be masked: {why}")
     if isinstance(model.memory, LayerAttention):
         how = ("The layer is masked where it is read: its share in every decoder layer's mix is set to zero and the others "
                "grow to sum to one again; the encoder layers above it still build on it.")

@@ -25,7 +25,7 @@ from lamina.decode.scoring import score_rows
 from lamina.decode.search import Search
 from lamina.errors import ConfigError
 from lamina.models.decoder_only import DecoderOnly
-from lamina.text.pieces import join_pieces
+from lamina.text.pieces import join_pieces, warn_of_joiner
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import EOS, Vocabulary
 
@@ -61,6 +61,8 @@ class LanguageModel:
         if config.constraint_order is not None:
             raise ConfigError("--constraints is for translations: a language model continues its prompt freely. Leave it out.")
         searcher, warn = Search(self.models, config), warn or warn_in_python
+        if first_number == 0:
+            warn_of_joiner(remove_bpe, self.vocabulary, warn)
         lines = list(prompts)
         results = [Translation("", 0.0, [], [], [], is_skipped=True) for _ in lines]
         rows: list[np.ndarray] = []

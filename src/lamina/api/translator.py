@@ -33,8 +33,9 @@ from lamina.interop.any_format import load_any
 from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.nn.prepacked import Int8Linear, Prepacked, PrepackedLinear, can_prepack, prepack_
+from lamina.plug_ins import import_paths, load_installed
 from lamina.pruning.on_loading import made_ready
-from lamina.text.pieces import join_pieces
+from lamina.text.pieces import join_pieces, warn_of_joiner
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import EOS, PAD, UNK, Vocabulary
 from lamina.traits import WRITES
@@ -47,6 +48,7 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
          decoder_layers_to_keep: str | int | Sequence[int] | None = None, overrides: Mapping[str, Any] | None = None,
          dict_dir: str | Path | Sequence[str | Path] | None = None, source_lang: str | None = None,
          target_lang: str | None = None, quantize: str | None = None,
+         user_dir: str | Path | Sequence[str | Path] = (),
          notice: Callable[[str], object] | None = None, say: Callable[[str], object] | None = None) -> Any:
     """The model of a checkpoint, or an ensemble of several: a list, or `a.pt:b.pt`.
 
@@ -60,8 +62,13 @@ def load(path: str | Path | Sequence[str | Path], device: torch.device | str | N
     On a processor, matrices are laid out for its kernels: models are then there to be used, not to be moved, copied or saved.
     There, `quantize="int8"` rounds the matrices of linear layers, and what they are multiplied with, to 8 bits:
     faster, and not quite the same scores.
+    `user_dir` names files or folders that register parts of your own, as --user-dir does; a checkpoint imports nothing itself.
     The task of the checkpoint decides what comes back: a Translator, a LanguageModel or a MaskedLanguageModel.
     """
+    load_installed(notice or warn_in_python)
+    missing = import_paths([user_dir] if isinstance(user_dir, (str, Path)) else user_dir, notice or warn_in_python)
+    if missing:
+        raise ConfigError(f"user_dir {', '.join(missing)} does not exist.")
     paths = [Path(name) for name in (path.split(":") if isinstance(path, str) else [path] if isinstance(path, Path) else path)]
     if not paths:
         raise CheckpointError("there is no checkpoint to load: the list of paths is empty.")
@@ -147,6 +154,8 @@ class Translator:
             raise ConfigError("translate() takes a list of sentences, not one string. Write translate([sentence]).")
         searcher = Search(self.models, only_one(search, beam=beam, **options))
         warn = warn or warn_in_python
+        if first_number == 0:  # of the parts of a longer text, the first says it for all
+            warn_of_joiner(remove_bpe, self.vocabularies[1], warn)
         lines = list(sentences)
         results = [Translation("", 0.0, [], [], []) for _ in lines]
         rows: list[np.ndarray] = []

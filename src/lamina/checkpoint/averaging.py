@@ -6,13 +6,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.serialization import config as torch_files
 
 from lamina.checkpoint.format import Checkpoint, load_checkpoint
+from lamina.checkpoint.marks import joined_marks, layers_as_trained, marks_of
+from lamina.config.keep import SIDES
 from lamina.config.model import DropoutConfig, ModelConfig
 from lamina.errors import CheckpointError
 from lamina.fields import flatten
@@ -80,25 +82,30 @@ def average_checkpoints(paths: Sequence[Path], *, advance: Callable[[int], None]
     """
     assert paths, "nothing has no mean"
     mean: dict[str, Tensor] = {}
+    marks: list[dict[str, Any]] = []
     newest: Checkpoint | None = None
     newest_path = paths[0]
     for number, path in enumerate(paths, start=1):
         checkpoint = _open(path, load or load_checkpoint)
         if newest is not None:
             _check_same_text(newest, newest_path, checkpoint, path)
+            _check_same_layers(newest, newest_path, checkpoint, path)
             differences = [f"{name} ({here} and {there})" for name, here, there in _model_differences(newest, checkpoint)]
             if differences:
                 note(f"{newest_path} and {path} differ in {_listed(differences, MAX_DIFFERENCES_SHOWN)}. Are they of one "
                      "model?")
         _add_(mean, checkpoint.weights, number, path, paths[0])
         # Lets go of the mapped file, with its optimizer state, before the next one is opened.
-        checkpoint = replace(checkpoint, weights={}, training={"progress": checkpoint.training.get("progress", {})})
+        checkpoint = replace(checkpoint, weights={}, training={"progress": checkpoint.training.get("progress", {}),
+                                                               **marks_of(checkpoint)})
+        marks.append(marks_of(checkpoint))
         if newest is None or _age(checkpoint) >= _age(newest):
             newest, newest_path = checkpoint, path
         advance(1)
     assert newest is not None
     return Checkpoint(config=newest.config, languages=newest.languages, dictionaries=newest.dictionaries,
-                      subwords=newest.subwords, weights=mean, training={"averaged": [path.name for path in paths]})
+                      subwords=newest.subwords, weights=mean,
+                      training={**joined_marks(marks), "averaged": [path.name for path in paths]})
 
 
 def _open(path: Path, load: Callable[[Path], Checkpoint]) -> Checkpoint:
@@ -150,6 +157,22 @@ def _check_same_text(one: Checkpoint, one_path: Path, other: Checkpoint, other_p
         if here != there:
             raise CheckpointError(f"{one_path} has the {side} dictionary {here.digest} and {other_path} {there.digest}: rows "
                                   "of their embeddings stand for different words, so they have no average.")
+
+
+def _check_same_layers(one: Checkpoint, one_path: Path, other: Checkpoint, other_path: Path) -> None:
+    """Layers of the same shapes under the same names may still be different ones."""
+    here, there = layers_as_trained(one), layers_as_trained(other)
+    for side in SIDES:
+        if here.get(side) != there.get(side):
+            what = [f"layers {kept[side]}" if side in kept else "all layers" for kept in (here, there)]
+            raise CheckpointError(f"{one_path} has {what[0]} of its {side} and {other_path} {what[1]}: these are not the same "
+                                  "layers, so they have no average. Average checkpoints before pruning, or prune all of them "
+                                  "to the same layers.")
+    folded = [checkpoint.training.get("folded") for checkpoint in (one, other)]
+    if folded[0] != folded[1]:
+        what = [f"was folded (--init-type {before})" if before else "was not" for before in folded]
+        raise CheckpointError(f"{one_path} {what[0]} and {other_path} {what[1]}: what their layers hand on is scaled "
+                              "differently, so they have no average. Average checkpoints before folding, and fold the result.")
 
 
 def _model_differences(one: Checkpoint, other: Checkpoint) -> list[tuple[str, object, object]]:

@@ -10,16 +10,14 @@ from typing import Any
 from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
+from lamina.checkpoint.marks import marks_of
 from lamina.config.train_options import TrainConfig
 from lamina.fields import unique_leaves
 
-# What `lamina average`, `prune` and `fold` note down under `training`, and how to say it.
-DERIVATIONS = {"averaged": "averaged from", "pruned": "pruned from", "folded": "folded, formerly --init-type",
-               "from": "read from a file of"}
 # The options that make a model more than a plain Transformer, and the values that leave it one.
 TECHNIQUES: dict[str, tuple[Any, ...]] = {
-    "surfacefusion": ("none", None), "sf-mode": (None,), "transparent-attention": (False, None),
-    "layer-wise-attention": (False, None), "init-type": ("default",), "encoder-layerdrop": (0.0,), "decoder-layerdrop": (0.0,),
+    "surfacefusion": ("none", None), "sf-mode": (None,), "fusion": ("none", None), "mixing": ("none", None),
+    "adapter": ("none", None), "init-type": ("default",), "encoder-layerdrop": (0.0,), "decoder-layerdrop": (0.0,),
     "encoder-layers-to-keep": (None, ""), "decoder-layers-to-keep": (None, "")}
 STACK_SIZES = {"layers": "{}-layers", "model_dim": "{}-embed-dim", "ffn_dim": "{}-ffn-embed-dim", "heads": "{}-attention-heads"}
 
@@ -42,7 +40,7 @@ def describe(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
         "training": {"seed": config.get("seed")} | {
             name: progress[name] for name in ("updates", "epoch", "best", "seconds") if progress.get(name) is not None},
         "metrics": dict(checkpoint.metrics),
-        "made_from": {name: training[name] for name in DERIVATIONS if name in training},
+        "made_from": marks_of(checkpoint),
         "origin": dict(checkpoint.origin),
         "versions": dict(checkpoint.versions),
         "config": dict(config),

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
+from lamina.checkpoint.marks import marks_of
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError
 from lamina.fields import flatten
@@ -166,13 +167,16 @@ class Folding:
     # -- scales of the branch
 
     def scale_branches(self, name: str) -> None:
-        """A scale called `name` below the residual moves into the branch's last weights; one per layer is with its first."""
+        """A scale called `name` below the residual, one number or one for each channel, moves into the branch's last weights.
+
+        One that the sub-layers of a layer share is stored with the first of them.
+        """
         for stack in self.stacks:
             scale = torch.ones(1)
             for part in self.sub_layers(stack):
                 scale = self.weights.get(f"{part.residual}.{name}", scale)
-                for weight in (f"{part.writes}.weight", f"{part.writes}.bias"):
-                    self.weights[weight] = self.weights[weight] * scale
+                self.weights[f"{part.writes}.weight"] = self.weights[f"{part.writes}.weight"] * scale[:, None]
+                self.weights[f"{part.writes}.bias"] = self.weights[f"{part.writes}.bias"] * scale
 
 
 def fold(config: ModelConfig, weights: Mapping[str, Tensor]) -> tuple[ModelConfig, Weights]:
@@ -192,4 +196,5 @@ def fold_checkpoint(checkpoint: Checkpoint) -> Checkpoint:
     config, weights = fold(before, checkpoint.weights)
     old_names = flatten(before).keys() - flatten(config).keys()
     flat = {name: value for name, value in (checkpoint.config | flatten(config)).items() if name not in old_names}
-    return replace(checkpoint, config=flat, weights=weights, training={"folded": checkpoint.config["init-type"]})
+    training = {**marks_of(checkpoint), "folded": checkpoint.config["init-type"]}
+    return replace(checkpoint, config=flat, weights=weights, training=training)

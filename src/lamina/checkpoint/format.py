@@ -111,17 +111,19 @@ def model_config(config: dict[str, Any]) -> ModelConfig:
 
 
 @torch.no_grad()
-def load_weights_(model: Any, weights: dict[str, Tensor]) -> None:
-    """Copy weights by name; what is missing, left over or of another shape is named."""
+def load_weights_(model: Any, weights: dict[str, Tensor], advice: str = "") -> None:
+    """Copy weights by name; what is missing, left over or of another shape is named, with the `advice` that there may be."""
     parameters = dict(model.named_parameters())
     for what, names in (("lacks", parameters.keys() - weights.keys()), ("also holds", weights.keys() - parameters.keys())):
         if names:
             raise CheckpointError(f"the checkpoint does not fit the model: it {what} {min(names)}"
-                                  f"{f' and {len(names) - 1} more' if len(names) > 1 else ''}. Were the model flags changed?")
+                                  f"{f' and {len(names) - 1} more' if len(names) > 1 else ''}. "
+                                  f"{advice or 'Were the model flags changed?'}")
     for name, parameter in parameters.items():
         if parameter.shape != weights[name].shape:
             raise CheckpointError(f"the checkpoint does not fit the model: {name} is {tuple(weights[name].shape)} there and "
-                                  f"{tuple(parameter.shape)} here. Were the model flags or the dictionaries changed?")
+                                  f"{tuple(parameter.shape)} here. "
+                                  f"{advice or 'Were the model flags or the dictionaries changed?'}")
         parameter.copy_(weights[name])
 
 

@@ -43,8 +43,8 @@ class Subject(NamedTuple):
 
 def run(config: AnalyzeDepthConfig) -> None:
     subject = choose_subject(config)
+    sums = sums_of(subject.model, subject.batch)  # a residual that cannot be looked into is refused here, with nothing written
     folder = open_folder(config.out)
-    sums = sums_of(subject.model, subject.batch)
     # All of it before the first file: what fails leaves an earlier page as it was.
     sections = [dependency_section(sums), _change(config, subject, sums),
                 gradient_section(gradient_norms(subject.model, subject.batch)), variance_section(sums)]

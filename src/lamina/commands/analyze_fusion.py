@@ -12,10 +12,11 @@ from lamina import __version__, console
 from lamina.analysis import fusion_page
 from lamina.analysis.embeddings import aligned_words, similarity, spectrum, token_tables
 from lamina.analysis.fusion_weights import by_frequency, fusion_weights, gates, mixes_hard, source_attention
-from lamina.analysis.hiding import Judge, masks_of, measure_masks
+from lamina.analysis.hiding import SURFACE, Judge, masks_of, measure_masks
 from lamina.analysis.page import PAGE_NAME, Section, open_folder, write_page
 from lamina.api import Translator
 from lamina.checkpoint.format import Checkpoint
+from lamina.checkpoint.marks import marks_of
 from lamina.commands.generate import DEFAULT_MAX_TOKENS, open_split
 from lamina.config.analyze_options import AnalyzedData, AnalyzeFusionConfig
 from lamina.config.parser import spelled_out
@@ -29,8 +30,9 @@ from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.metrics.bleu import Bleu
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.tasks.translation import GREEDY
-from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown
+from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown, warn_of_joiner
 from lamina.text.subword import Whitespace
+from lamina.text.tokenizer import looks_tokenized
 from lamina.traits import PAIRS
 
 
@@ -38,9 +40,9 @@ def run(config: AnalyzeFusionConfig) -> None:
     subject = open_subject(config.checkpoint, config.data, seed=config.seed, cpu=config.cpu)
     # All of it before the first file: what fails leaves an earlier page as it was. And what the flags may have wrong, a
     # sentence that is too long, before what takes a while.
-    attention = _attention(config, subject)
+    attention, weights = _attention(config, subject), _weights(subject)
     folder = open_folder(config.out)
-    sections = [_weights(subject), _gate(subject), _masking(config, subject), _spectrum(subject), _similarity(config, subject),
+    sections = [weights, _gate(subject), _masking(config, subject), _spectrum(subject), _similarity(config, subject),
                 attention]
     written = write_page(folder, title=f"Layer fusion in {config.checkpoint}", about=_about(config, subject),
                          command=spelled_out("lamina analyze fusion", config), sections=sections)
@@ -128,10 +130,14 @@ def _masking(config: AnalyzeFusionConfig, subject: Subject) -> Section:
         return translator.join_target(hide_unknown(pieces, UNKNOWN_WORD_IN_REFERENCE) if is_reference else pieces,
                                       config.remove_bpe)
 
-    masks = masks_of(subject.model)
+    is_folded = "folded" in marks_of(subject.checkpoint)
+    # In a folded model a layer's input is scaled for that layer alone: handed on past it, it would be read wrongly.
+    masks = [mask for mask in masks_of(subject.model) if not is_folded or mask.name == SURFACE]
     if not masks:
-        return fusion_page.masking_section(subject.model, None)
-    bleu = Bleu(is_tokenized=isinstance(translator.subwords[1], Whitespace))
+        return fusion_page.masking_section(subject.model, None, is_folded=is_folded)
+    warn_of_joiner(config.remove_bpe, translator.vocabularies[1], console.warn)
+    references = [text_of(example.target.tolist(), is_reference=True) for example in subject.examples]
+    bleu = Bleu(is_tokenized=isinstance(translator.subwords[1], Whitespace) or looks_tokenized(references))
     with console.progress("masking encoder layers", (1 + len(masks)) * len(subject.examples)) as advance:
         judge = Judge(subject.model, subject.batches, beam=config.beam if config.is_of_texts else 0, bleu=bleu,
                       text_of=text_of, advance=advance, figure=config.metric)

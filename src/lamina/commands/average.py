@@ -24,7 +24,7 @@ def run(config: AverageConfig) -> None:
     save_checkpoint(output, averaged)
     noun = "checkpoint" if len(paths) == 1 else "checkpoints"
     print(f"| averaged {len(paths)} {noun}: {', '.join(map(str, paths))}")
-    print(f"| wrote {output}")
+    print(f"Finished writing averaged checkpoint to {output}.")  # to the letter: the references' scripts look for it
 
 
 def choose_inputs(config: AverageConfig) -> list[Path]:

@@ -17,6 +17,7 @@ from lamina.decode.perplexity import Tally, WordMarks, perplexity_line, perplexi
 from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.metrics.figures_file import write_figures
 from lamina.pruning.cut import PRUNING_LINE
+from lamina.text.pieces import warn_of_joiner
 from lamina.text.subword import Bpe, SentencePiece, Subword
 from lamina.text.vocabulary import Vocabulary
 
@@ -32,6 +33,7 @@ def run(config: EvalLmConfig) -> None:
     corpus = _open_blocks(config, model, max_length)
     indices = _fitting(config, model, corpus)
     mark = config.remove_bpe or _mark_of(model.subword)
+    warn_of_joiner(config.remove_bpe, model.vocabulary, console.warn)
     tally = Tally(WordMarks(model.vocabulary, mark))
     started = time.perf_counter()
     limit = DEFAULT_MAX_TOKENS if data.max_tokens is None and data.max_sentences is None else data.max_tokens

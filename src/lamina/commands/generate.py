@@ -26,20 +26,27 @@ from lamina.decode.batched_search import search_rows
 from lamina.decode.output_lines import Describer
 from lamina.decode.scoring import score_rows
 from lamina.decode.search import Search
+from lamina.decode.source_text import SourceText
 from lamina.distributed.launch import joined
 from lamina.distributed.ranks import Ranks
 from lamina.errors import CheckpointError, DataError
+from lamina.metrics.bleu import TOKENIZED_TWICE
 from lamina.metrics.figures_file import write_scores
 from lamina.parts import MetricInputs, Score
+from lamina.text.pieces import warn_of_joiner
+from lamina.text.tokenizer import looks_tokenized
+from lamina.text.vocabulary import UNK
 
 # As in the references, where neither limit is given.
 DEFAULT_MAX_TOKENS = 12000
+# Ranks meet at the end only, and some have longer sentences than others.
+MINUTES_TO_MEET = 30.0
 
 
 def run(config: GenerateConfig) -> None:
     """Alone, or as one of several ranks (torchrun), which share the batches; the first prints what all found."""
     is_on_gpu = torch.cuda.is_available() and not config.files.cpu
-    with joined(RanksConfig(), is_on_gpu=is_on_gpu) as ranks, console.silence(is_on=not ranks.is_first):
+    with joined(RanksConfig(timeout=MINUTES_TO_MEET), is_on_gpu=is_on_gpu) as ranks, console.silence(is_on=not ranks.is_first):
         _generate(config, ranks)
 
 
@@ -51,9 +58,16 @@ def _generate(config: GenerateConfig, ranks: Ranks) -> None:
                         max_source_length=translator.max_source_positions if config.data.truncate_source else None)
     numbers, examples = _fitting(config, translator, corpus)
     describer = Describer(translator.vocabularies, translator.subwords, config.output)
+    warn_of_joiner(config.output.remove_bpe, translator.vocabularies[1], console.warn)
+    source_text = None
+    if config.source_text is not None:
+        source_text = SourceText(config.source_text, corpus.name, len(corpus), translator.subwords[0],
+                                 translator.vocabularies[0])
+    elif config.output.replace_unk is not None:
+        _warn_of_unknown(examples)
     hypotheses, references = [], []
     started, num_tokens = time.perf_counter(), 0
-    results = (_described(config, describer, translator, *found)
+    results = (_described(config, describer, translator, source_text, *found)
                for found in _searched(config, translator, examples, numbers, describer, ranks))
     if ranks.size > 1:
         results = (Result(*result) for own in ranks.gather([list(results)]) for result in own)
@@ -89,11 +103,20 @@ class Result(NamedTuple):
     num_tokens: int
 
 
-def _described(config: GenerateConfig, describer: Describer, translator: Translator, place: int, number: int,
-               example: Example, found: list[Hypothesis]) -> Result:
+def _warn_of_unknown(examples: Sequence[Example]) -> None:
+    numbers = [int((example.source == UNK).sum()) for example in examples]
+    if any(numbers):
+        console.warn(f"{sum(numbers)} source words of {sum(map(bool, numbers))} sentences are not in the dictionary, and a "
+                     "data folder does not keep them: --replace-unk leaves <unk> where it would copy one. Name the source "
+                     "lines with --source-text FILE, or use `lamina interactive`.")
+
+
+def _described(config: GenerateConfig, describer: Describer, translator: Translator, source_text: SourceText | None,
+               place: int, number: int, example: Example, found: list[Hypothesis]) -> Result:
     source, target = example.source.tolist(), example.target.tolist()
-    described = [describer.hypothesis(number, hypothesis, source) for hypothesis in found]
-    rows = [f"S-{number}\t{describer.join(translator.vocabularies[0].decode(source))}",
+    pieces = None if source_text is None else source_text.pieces(number, source)
+    described = [describer.hypothesis(number, hypothesis, source, pieces) for hypothesis in found]
+    rows = [f"S-{number}\t{describer.join(translator.vocabularies[0].decode(source) if pieces is None else pieces[:-1])}",
             f"T-{number}\t{describer.reference(target)}", *(line for item in described for line in item.lines)]
     return Result(place, "\n".join(rows) + "\n", described[0].text if config.is_detokenized else described[0].tokens,
                   describer.reference_text(target) if config.is_detokenized else describer.reference(target),
@@ -173,7 +196,11 @@ def _fitting(config: GenerateConfig, translator: Translator, corpus: ParallelCor
         what = (f"{len(too_long)} of {len(corpus)} pairs of {corpus.name} are longer than {limits[0]} source or {limits[1]} "
                 f"target positions: {', '.join(map(str, too_long[:10].tolist()))}{', ...' if len(too_long) > 10 else ''}")
         if not data.skip_invalid:
-            raise DataError(f"{what}. Add --truncate-source, or --skip-invalid-size-inputs-valid-test to leave them out.")
+            skip = "--skip-invalid-size-inputs-valid-test to leave them out"
+            if (corpus.target_sizes > limits[1]).any():
+                # A reference is not cut: that would be another one.
+                raise DataError(f"{what}. References are too long among them: add {skip}.")
+            raise DataError(f"{what}. Add --truncate-source, or {skip}.")
         console.notice(f"{what}; they are left out")
     skipped = set(too_long.tolist())
     numbers = [number for number in range(len(corpus)) if number not in skipped][data.shard_id :: data.num_shards]
@@ -240,6 +267,8 @@ def _open_output(config: GenerateConfig) -> Iterator[TextIO]:
 
 def _scores(config: GenerateConfig, hypotheses: list[str], references: list[str]) -> dict[str, Score]:
     """Of each metric, by name."""
+    metrics = chosen_metrics(config.metrics, config.parts)
+    if config.is_detokenized and any(metric.cuts_words for metric in metrics) and looks_tokenized(references):
+        console.warn(TOKENIZED_TWICE)
     inputs = MetricInputs(is_tokenized=not config.is_detokenized)
-    return {metric.name: metric.corpus(hypotheses, [references], inputs)
-            for metric in chosen_metrics(config.metrics, config.parts)}
+    return {metric.name: metric.corpus(hypotheses, [references], inputs) for metric in metrics}

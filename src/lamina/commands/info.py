@@ -28,12 +28,13 @@ def run(config: InfoConfig) -> None:
 
 def lines(described: dict[str, Any]) -> Iterator[str]:
     """A section a paragraph: its name, then a line for each value."""
-    from lamina.checkpoint.describe import DERIVATIONS, changed_options
+    from lamina.checkpoint.describe import changed_options
+    from lamina.checkpoint.marks import MARKS
 
     shown = described | {
         "file": described["file"] | {"bytes": f"{described['file']['bytes']:,} ({described['file']['bytes'] / 2**20:.1f} MiB)"},
         "parameters": {name: f"{number:,}" for name, number in described["parameters"].items()},
-        "made_from": {DERIVATIONS[name]: value for name, value in described["made_from"].items()},
+        "made_from": {MARKS[name]: value for name, value in described["made_from"].items()},
         "config": changed_options(described["config"])}
     headings = {"made_from": "made from", "config": "configuration, less what is at its default"}
     for section, values in shown.items():

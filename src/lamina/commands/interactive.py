@@ -88,7 +88,7 @@ def _translate_lines(config: InteractiveConfig, translator: Translator, buffer_s
             with_alignment=describer.needs_attention, search=config.search)
         started, num_tokens, number = time.perf_counter(), 0, -1
         for number, translation in enumerate(translations):
-            num_tokens += len(translation.tokens)
+            num_tokens += len(translation.token_scores)  # </s> counts, as in `lamina generate` and fairseq
             line, wanted = waiting.popleft()
             _show(config, describer, number, translator.subwords[0].encode(line),
                   [translator.subwords[1].encode(phrase) for phrase in wanted], translation)

@@ -49,7 +49,7 @@ def _open(config: PruneConfig, checkpoint: Checkpoint, path: Path,
 
     assert config.data is not None, "the configuration asks for it"
     meter = open_meter(checkpoint, config.data, config.measure, path, console.notice)
-    measurements = open_measurements(output, path, config.data, config.measure)
+    measurements = open_measurements(output, path, config.data, config.measure, counts_tokens=meter.counts_tokens)
     if measurements.num_known:
         console.notice(f"{measurements.num_known} choices of layers were measured before ({measurements.path})")
     return meter, lambda subset: measurements.get(str(subset), lambda: meter.quality(subset))
@@ -63,7 +63,8 @@ def _found(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], f
     total = most_measurements(meter.whole.depths, depths, width) + len(RULES)
     with console.progress("searching layers", total) as advance:
         found = search_layers(meter.whole, depths, _counting(quality, advance), width=width, is_maximized=meter.is_maximized)
-    unit = config.measure.figure.label if config.measure.is_of_texts else "loss, bits a token"
+    tokens = ", tokens as they stand (tok:none)" if config.measure.cuts_words and meter.counts_tokens else ""
+    unit = f"{config.measure.figure.label}{tokens}" if config.measure.is_of_texts else "loss, bits a token"
     print(f"| {unit}, on {config.measure.subset}:")
     rows = [("all layers", meter.whole, quality(meter.whole)), *((name, *scored) for name, scored in found.choices.items())]
     _show(rows, kept=found.best)
@@ -104,6 +105,7 @@ def _show(rows: Sequence[tuple[Any, ...]], kept: str = "") -> None:
 
 def _write(checkpoint: Checkpoint, keep: Keep, path: Path, output: Path) -> None:
     from lamina.checkpoint.format import save_checkpoint
+    from lamina.checkpoint.marks import marks_of
     from lamina.pruning.cut import PRUNING_LINE, doubts, prune_checkpoint
 
     for doubt in doubts(checkpoint, keep, path):
@@ -114,7 +116,8 @@ def _write(checkpoint: Checkpoint, keep: Keep, path: Path, output: Path) -> None
         if layers is not None:
             print(f"| {side} layers {','.join(map(str, layers))} of {getattr(config, side).num_layers}")
     # What resuming needs is left out: the file is one to use, or to begin another run with.
-    small = replace(prune_checkpoint(checkpoint, keep), training={"pruned": path.name})
+    small = prune_checkpoint(checkpoint, keep)
+    small = replace(small, training={**marks_of(small), "pruned": path.name})
     print(f"| num. model params: {sum(weight.numel() for weight in small.weights.values())}")
     save_checkpoint(output, small)
     print(f"| wrote {output}")

@@ -11,12 +11,11 @@ from lamina.commands.generate import load_translator
 from lamina.config.generate_options import RescoreConfig
 from lamina.decode.output_lines import token_line
 from lamina.errors import DataError
-from lamina.preprocess.line_blocks import count_lines, file_size, read_lines
+from lamina.preprocess.line_blocks import MAX_LINE_LENGTH, count_lines, file_size, read_lines
 from lamina.text.vocabulary import EOS
 
 # Pairs in memory at a time.
 BUFFER = 10_000
-MAX_LINE_LENGTH = 1_000_000
 
 
 def run(config: RescoreConfig) -> None:

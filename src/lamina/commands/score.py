@@ -9,10 +9,12 @@ from pathlib import Path
 from lamina import console
 from lamina.config.score_options import STANDARD_INPUT, ScoreConfig
 from lamina.errors import DataError
+from lamina.metrics.bleu import TOKENIZED_TWICE
 from lamina.metrics.figures_file import write_scores
 from lamina.metrics.m2 import Annotated, read_m2
 from lamina.metrics.significance import Comparison, paired_bootstrap
 from lamina.parts import Metric, MetricInputs
+from lamina.text.tokenizer import looks_tokenized
 
 SHOWN_CHARACTERS = 40  # of a line, in an error
 
@@ -22,6 +24,8 @@ def run(config: ScoreConfig) -> None:
     references = [read_sentences(path) for path in config.references]
     for path, texts in zip(config.references, references, strict=True):
         check_alignment((config.hypotheses, hypotheses), (path, texts))
+    if config.is_detokenized and any(metric.cuts_words for metric in config.chosen) and any(map(looks_tokenized, references)):
+        console.warn(TOKENIZED_TWICE)
     inputs = _read_inputs(config, hypotheses)
     if config.is_by_sentence:
         _print_by_sentence(config.chosen, hypotheses, references, inputs)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lamina import console
@@ -18,10 +20,17 @@ def run(config: TrainConfig) -> None:
     if config.print_config:
         import yaml
 
-        values = {name: value for name, value in flatten(config).items() if name not in ("print-config", "config")}
+        values = {name: value for name, value in flatten(config).items() if name not in ("print-config", "config", "user-dir")}
         yaml.safe_dump(values, sys.stdout, sort_keys=False, allow_unicode=True)
         return
     # Here, not above: --help and --print-config answer without loading torch.
+    from lamina.distributed.signals import saves_wait
+
+    with console.lasting_output(), saves_wait():
+        _run(config)
+
+
+def _run(config: TrainConfig) -> None:
     import torch
 
     from lamina.distributed.launch import joined, num_to_start, start_ranks
@@ -32,17 +41,21 @@ def run(config: TrainConfig) -> None:
         console.notice(f"starting {number} processes, one for each {'GPU' if is_on_gpu else 'part of the data'}")
         start_ranks(number, run, config)
         return
+    from lamina.distributed.agreement import check_agreement
+    from lamina.training.folder_lock import only_run_in
     from lamina.training.loop import train
     from lamina.training.memory_limit import advise_when_short
     from lamina.training.run import Run
 
     with joined(config.ranks, is_on_gpu=is_on_gpu) as ranks, advise_when_short(config):
-        training = Run(config, ranks)
-        try:
-            introduce(training)
-            train(training)
-        finally:
-            training.reporter.close()
+        check_agreement(config, ranks)
+        with only_run_in(Path(config.saving.save_dir)) if ranks.is_first and config.saving.is_on else nullcontext():
+            training = Run(config, ranks)
+            try:
+                introduce(training)
+                train(training)
+            finally:
+                training.reporter.close()
 
 
 def introduce(run: Run) -> None:
@@ -52,8 +65,10 @@ def introduce(run: Run) -> None:
         note(f"[{language}] dictionary: {len(vocabulary)} types")
     feed = run.train_feed(run.progress.epoch)
     epoch = run.progress.epoch
-    note(f"{feed.corpus.name}: {len(feed.corpus)} {feed.corpus.unit} in {len(feed.plan(epoch))} batches, "
-         f"{100 * feed.padding_share(epoch):.1f} % padding")
+    num_left_out = len(feed.too_long.indices)
+    more = f"; {num_left_out} more are left out, too long" if num_left_out else ""
+    note(f"{feed.corpus.name}: {len(feed.corpus) - num_left_out} {feed.corpus.unit} in {len(feed.plan(epoch))} batches, "
+         f"{100 * feed.padding_share(epoch):.1f} % padding{more}")
     note(f"model {config.arch}, criterion {config.optimization.criterion.name}, device {run.device}, "
          f"{str(run.dtype).removeprefix('torch.')}")
     num_params = sum(parameter.numel() for parameter in run.model.parameters())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lamina.config import joining
 from lamina.config.generate_options import SplitData
 from lamina.config.model import ModelConfig
+from lamina.config.plug_in_options import PlugInConfig
 from lamina.fields import REQUIRED, check, flag, part, variant
 from lamina.parts.contracts import TaskKind
 from lamina.parts.figures import ANALYSIS_FIGURES, known_figures
@@ -36,17 +38,19 @@ class AnalyzeFusionConfig:
                                "compares BLEU, length and loss; loss translates nothing and is quicker",
                        choices=ANALYSIS_FIGURES)
     beam: int = flag(1, "beam of translations; 1 is greedy search")
-    remove_bpe: str | None = flag(None, "join subwords at this mark before BLEU: `@@ ` if given bare, or `sentencepiece`",
-                                  metavar="[MARK]", bare_value="@@ ", aliases=("post-process",))
+    remove_bpe: str | None = flag(None, f"join subwords at this mark before BLEU: {joining.HELP}", metavar="[MARK]",
+                                  bare_value=joining.BPE_MARK, aliases=("post-process",))
     sentence: str | None = flag(None, "source sentence whose attention to draw, in the form of the text that was "
                                       "preprocessed; one of the pairs, of middling length, if left out", metavar="TEXT")
     target: str | None = flag(None, "its translation, likewise; the model's own if left out", metavar="TEXT", needs="sentence")
     seed: int = flag(1, "fixes which pairs of sentences and of embeddings are drawn")
     cpu: bool = flag(False, "stay on the processor even where there is a GPU")
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
         check(self.beam >= 1, f"--beam is {self.beam}; it must be at least 1, where 1 is greedy search.")
         check(self.sentence is None or bool(self.sentence.strip()), "--sentence is empty; give the source to draw.")
+        joining.check_joiner(self.remove_bpe)
 
     @property
     def is_of_texts(self) -> bool:
@@ -89,6 +93,7 @@ class AnalyzeDepthConfig:
     arch: str = flag("transformer", "preset that gives a fresh model's defaults", aliases=("-a",), choices=register.arch,
                      metavar="NAME", needs="!checkpoint")
     model: ModelConfig = part(ModelConfig)
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
         depths = self.sub_layers

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lamina.config import joining
 from lamina.config.batches import BREAK_MODES
 from lamina.config.generate_options import ModelFiles
+from lamina.config.plug_in_options import PlugInConfig
 from lamina.fields import REQUIRED, check, flag, part
 from lamina.registry import TasksWith
 from lamina.traits import DECODER_ONLY
@@ -52,14 +54,15 @@ class EvalLmConfig:
     task: str | None = flag(None, "what the model does; the checkpoint knows", choices=TasksWith(DECODER_ONLY))
     softmax_batch: int | None = flag(None, "most tokens whose probabilities over the vocabulary are computed at once; as many "
                                            "as fit into 128 MiB if left out")
-    remove_bpe: str | None = flag(None, "measure words, not subwords: those that end in this mark go on, `@@ ` if given bare; "
-                                        "`sentencepiece`: words begin with its own mark", metavar="[MARK]", bare_value="@@ ",
-                                  aliases=("post-process",))
+    remove_bpe: str | None = flag(None, f"measure words, not subwords, which are joined at this mark: {joining.HELP}",
+                                  metavar="[MARK]", bare_value=joining.BPE_MARK, aliases=("post-process",))
     has_word_probs: bool = flag(False, "print each word with its log-probability, a line a block", name="output-word-probs")
     has_word_stats: bool = flag(False, "print each word's count, summed log-probability, whether it has subwords, and the same "
                                        "of the words after it", name="output-word-stats")
     json: str | None = flag(None, "write the figures to this file too, unrounded, as one JSON object", metavar="FILE")
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
         check(self.softmax_batch is None or self.softmax_batch >= 1,
               f"--softmax-batch is {self.softmax_batch}; it must be at least 1.")
+        joining.check_joiner(self.remove_bpe)

@@ -6,8 +6,10 @@ import ast
 from dataclasses import dataclass
 from typing import Any
 
+from lamina.config import joining
 from lamina.config.keep import KeepConfig
 from lamina.config.metric_options import check_metric_options
+from lamina.config.plug_in_options import PlugInConfig
 from lamina.config.search_options import SearchConfig
 from lamina.errors import ConfigError
 from lamina.fields import REQUIRED, check, every, flag, flatten, part
@@ -30,8 +32,8 @@ class ModelFiles:
     dict_dir: str | None = flag(None, "folder with the dictionaries of a fairseq checkpoint, which has none inside; they are "
                                       "also looked for in the data folder and beside the checkpoint", metavar="FOLDER")
     fp16: bool = flag(False, "compute in float16; needs a GPU, where generate and interactive do it by themselves",
-                      aliases=("memory-efficient-fp16",))
-    bf16: bool = flag(False, "compute in bfloat16")
+                      aliases=("memory-efficient-fp16", "amp"))
+    bf16: bool = flag(False, "compute in bfloat16", aliases=("memory-efficient-bf16",))
     fp32: bool = flag(False, "compute in float32, also on a GPU")
     cpu: bool = flag(False, "stay on the processor even where there is a GPU")
     quantize: str | None = flag(None, "on a processor, round matrices and what they are multiplied with to 8 bits: faster, and "
@@ -73,12 +75,19 @@ class ModelFiles:
 class OutputConfig:
     """Output."""
 
-    remove_bpe: str | None = flag(None, "join subwords at this mark: `@@ ` if given bare, or `sentencepiece`",
-                                  metavar="[MARK]", bare_value="@@ ", aliases=("post-process",))
-    has_alignment: bool = flag(False, "print which source token each target token looks at most (A- lines)",
-                               name="print-alignment")
+    remove_bpe: str | None = flag(None, f"join subwords at this mark: {joining.HELP}", metavar="[MARK]",
+                                  bare_value=joining.BPE_MARK, aliases=("post-process",))
+    alignment: str | None = flag(None, "print which source token each target token looks at most (A- lines)",
+                                 name="print-alignment", choices=("hard",), bare_value="hard", metavar="[hard]")
     replace_unk: str | None = flag(None, "put the source word that an <unk> looks at most in its place; with a FILE of "
                                          "`source target` lines, its translation", metavar="[FILE]", bare_value="")
+
+    def __post_init__(self) -> None:
+        joining.check_joiner(self.remove_bpe)
+
+    @property
+    def has_alignment(self) -> bool:
+        return self.alignment is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +123,9 @@ class GenerateData(SplitData):
               f"--shard-id is {self.shard_id}; with --num-shards {self.num_shards} it must lie in [0, {self.num_shards}).")
 
 
+SCORING = ("bleu", "sacrebleu")
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig:
     """Translation of a split."""
@@ -124,11 +136,15 @@ class GenerateConfig:
     search: SearchConfig = part(SearchConfig)
     output: OutputConfig = part(OutputConfig)
     prefix_size: int = flag(0, "force the first N tokens of the reference", needs="!score-reference")
+    source_text: str | None = flag(None, "source lines of the split as they were before `lamina preprocess`, from which "
+                                   "--replace-unk copies words that the dictionary lacks", metavar="FILE")
     score_reference: bool = flag(False, "score the references instead of translating: mean log-probability and each "
                                         "token's")
     is_quiet: bool = flag(False, "print the closing figures only", name="quiet")
     is_detokenized: bool = flag(False, "score detokenized text with sacreBLEU's 13a tokenizer instead of tokens as they "
                                        "stand", name="sacrebleu")
+    scoring: str | None = flag(None, "what --sacrebleu chooses, in the words of later releases of fairseq: bleu of tokens, or "
+                               "sacrebleu", choices=SCORING)
     metrics: tuple[str, ...] = flag(("bleu",), "figures to close with", name="metric", choices=REFERENCE_METRICS,
                                     metavar="NAME[,NAME..]")
     parts: tuple[Metric, ...] = every(register.metric)
@@ -136,8 +152,13 @@ class GenerateConfig:
                                     metavar="FOLDER")
     json: str | None = flag(None, "write the closing figures to this file too, unrounded, as one JSON object", metavar="FILE",
                             needs="!score-reference")
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
+        check(self.scoring != "bleu" or not self.is_detokenized,
+              "--scoring bleu scores tokens and --sacrebleu detokenized text. Leave one of them out.")
+        if self.scoring == "sacrebleu":
+            object.__setattr__(self, "is_detokenized", True)
         check(self.prefix_size >= 0, f"--prefix-size is {self.prefix_size}; it must be 0 or more.")
         check(self.search.constraint_order is None,
               "--constraints reads phrases from lines, and a data folder has none. Use `lamina interactive`: a line is the "
@@ -145,6 +166,8 @@ class GenerateConfig:
         check(not (self.score_reference and (self.output.has_alignment or self.output.replace_unk is not None)),
               "--score-reference translates nothing, so --print-alignment and --replace-unk have no effect. Leave them out.")
         check_metric_options(self.metrics, self.parts, REFERENCE_METRICS)
+        check(self.source_text is None or self.output.replace_unk is not None,
+              "--source-text has no effect without --replace-unk. Add it, or leave --source-text out.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +190,7 @@ class InteractiveConfig:
     is_plain: bool = flag(False, "print the results alone, one a line, without S- H- D- P- lines", name="plain")
     search: SearchConfig = part(SearchConfig)
     output: OutputConfig = part(OutputConfig)
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
         check(self.buffer_size >= 0, f"--buffer-size is {self.buffer_size}; it must be 0 or more.")
@@ -185,3 +209,4 @@ class RescoreConfig:
     max_sentences: int | None = flag(None, "most pairs in a batch", name="batch-size", aliases=("max-sentences",))
     too_long: str = flag("truncate", "what to do with a line longer than the model's positions", choices=("truncate", "skip"))
     has_token_scores: bool = flag(True, "print each token's log-probability too", name="token-scores")
+    plug_ins: PlugInConfig = part(PlugInConfig)

@@ -82,6 +82,14 @@ def was_kept(text: str, record: str, side: str) -> bool:
         return False
 
 
+def layers_of_record(record: str, side: str) -> tuple[tuple[int, ...], int]:
+    """`0,2,4 of 6` as layers and the depth that they were chosen from."""
+    depth = _parse(record, side).depth
+    if depth is None:
+        _refuse(record, side)
+    return kept_layers(record, depth, side), depth
+
+
 class _Choice(NamedTuple):
     kind: str  # list, every, number
     numbers: tuple[int, ...]

@@ -10,9 +10,11 @@ import argparse
 import re
 import shlex
 from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
 from typing import Any, NoReturn, TypeVar
 
-from lamina.config.fairseq_options import Retired, retired_for
+from lamina.config.fairseq_options import REFUSED_VALUES, Retired, retired_for
 from lamina.config.presets import preset_values
 from lamina.config.yaml_file import flag_words, read_mapping
 from lamina.errors import ConfigError
@@ -28,7 +30,8 @@ from lamina.fields import (
     suggestion,
     unique_leaves,
 )
-from lamina.registry import register
+from lamina.plug_ins import USER_DIR
+from lamina.registry import register, version
 
 T = TypeVar("T")
 
@@ -110,26 +113,35 @@ def _help_text(cls: type, leaf: Leaf) -> str:
     return text.replace("%", "%%")
 
 
-def parse(prog: str, cls: type, description: str, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """What was given, by flat name, in the recipe and on the command line, and the notices that retired options deserve."""
+@cache
+def _whole_parser(prog: str, cls: type, description: str,
+                  version: int) -> tuple[argparse.ArgumentParser, set[str], dict[str, Retired]]:
+    """With the retired options that are accepted; the names of the others; all retired ones. For a version of the tables."""
     parser = make_parser(prog, cls, description)
     known = {option for action in parser._actions for option in action.option_strings}
     retired = {option.name: option for option in retired_for(prog.split()[-1])}
     for option in retired.values():
-        arity: dict[str, Any] = {} if option.takes_value else {"action": "store_true"}
-        if option.takes_value and option.is_refused:
-            arity = {"nargs": "?"}  # its reason is told, not that a value is missing
-        parser.add_argument(f"--{option.name}", dest=f"retired {option.name}", help=argparse.SUPPRESS, **arity)
+        if not option.is_refused:
+            arity: dict[str, Any] = {} if option.takes_value else {"action": "store_true"}
+            parser.add_argument(f"--{option.name}", dest=f"retired {option.name}", help=argparse.SUPPRESS, **arity)
+    return parser, known, retired
+
+
+def parse(prog: str, cls: type, description: str, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """What was given, by flat name, in the recipe and on the command line, and the notices that retired options deserve."""
+    parser, known, retired = _whole_parser(prog, cls, description, version())
 
     def read(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-        namespace, rest = parser.parse_known_args([_with_dashes(word) for word in words])
+        namespace, rest = parser.parse_known_args(_with_bare_values([_with_dashes(word) for word in words], cls))
+        # An option that is unknown or refused left its value among the words, or in the place of one: it comes first.
+        for name in (word.split("=")[0] for word in rest if word.startswith("-")):
+            if name.removeprefix("--") in retired:
+                raise ConfigError(f"{name} is not supported: {retired[name.removeprefix('--')].reason}. Leave it out.")
+            hint = suggestion(name, [known_name.lstrip("-") for known_name in known])
+            raise ConfigError(f"unknown option {name}.{hint} `{prog} --help` lists them all.")
         if rest:
-            name = rest[0].split("=")[0]
-            if name.startswith("-"):
-                hint = suggestion(name, [known_name.lstrip("-") for known_name in known])
-                raise ConfigError(f"unknown option {name}.{hint} `{prog} --help` lists them all.")
             raise ConfigError(f"unexpected argument {rest[0]!r}: {prog} takes no further words. See `{prog} --help`.")
-        return _without_retired(vars(namespace), retired)
+        return _without_retired(vars(namespace), retired, cls)
 
     given, notices = read(argv)
     if given.get("config"):
@@ -137,20 +149,25 @@ def parse(prog: str, cls: type, description: str, argv: Sequence[str]) -> tuple[
             recipe, recipe_notices = read(_recipe_words(given["config"], cls))
         except ConfigError as error:
             raise ConfigError(f"--config {given['config']}: {error}") from None
+        if recipe.pop(USER_DIR, None):
+            recipe_notices.append(f"--{USER_DIR} has no effect in a file, which must not decide what code is run: give it on "
+                                  "the command line")
         given, notices = recipe | given, recipe_notices + notices
     return given, notices
 
 
-def _without_retired(values: dict[str, Any], retired: dict[str, Retired]) -> tuple[dict[str, Any], list[str]]:
+def _without_retired(values: dict[str, Any], retired: dict[str, Retired], cls: type) -> tuple[dict[str, Any], list[str]]:
+    # A part of that name that a person registered is no longer one of fairseq's that are missing here.
+    choices = {leaf.name: leaf.info.choices or () for leaf in unique_leaves(cls)}
     given: dict[str, Any] = {}
     notices = []
     for name, value in values.items():
         if not name.startswith("retired "):
+            if isinstance(value, str) and (name, value) in REFUSED_VALUES and value not in choices[name]:
+                raise ConfigError(f"--{name} {value} is not supported: {REFUSED_VALUES[name, value]}.")
             given[name] = value
             continue
         option = retired[name.removeprefix("retired ")]
-        if option.is_refused:
-            raise ConfigError(f"--{option.name} is not supported: {option.reason}. Leave it out.")
         notices.append(f"--{option.name} has no effect: {option.reason}")
     return given, notices
 
@@ -161,6 +178,17 @@ def _with_dashes(word: str) -> str:
         return word
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value
+
+
+def _with_bare_values(words: list[str], cls: type) -> list[str]:
+    """--print-alignment DATA as --print-alignment=hard DATA: where the choices are known, another word is no value."""
+    bare = {f"--{leaf.name}": leaf for leaf in unique_leaves(cls) if leaf.info.choices and leaf.info.bare_value is not NO_VALUE}
+
+    def is_value(word: str, leaf: Leaf) -> bool:
+        return word in (leaf.info.choices or ()) or (leaf.name, word) in REFUSED_VALUES
+
+    return [f"{word}={bare[word].info.bare_value}" if word in bare and not is_value(after, bare[word]) else word
+            for word, after in pairwise([*words, ""])]
 
 
 def _recipe_words(path: str, cls: type) -> list[str]:
@@ -202,12 +230,16 @@ def spelled_out(prog: str, config: Any) -> str:
             continue
         if leaf.info.positional:
             words.append(shlex.quote(str(value)))
-        elif leaf.is_bool:
-            flags.append(f"--{'' if value else 'no-'}{leaf.name}")
         else:
-            if leaf.info.is_list:
-                flags.append(f"--{leaf.name} {shlex.join(map(str, value))}")
-                continue
-            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            flags.append(f"--{leaf.name}={shlex.quote(text)}" if text.startswith("-") else f"--{leaf.name} {shlex.quote(text)}")
+            flags.append(as_flag(leaf, value))
     return " ".join((*words, *flags))
+
+
+def as_flag(leaf: Leaf, value: Any) -> str:
+    """What to type for a value of the flat form."""
+    if leaf.is_bool:
+        return f"--{'' if value else 'no-'}{leaf.name}"
+    if leaf.info.is_list:
+        return f"--{leaf.name} {shlex.join(map(str, value))}"
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return f"--{leaf.name}={shlex.quote(text)}" if text.startswith("-") else f"--{leaf.name} {shlex.quote(text)}"

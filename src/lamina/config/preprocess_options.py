@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lamina.config.plug_in_options import PlugInConfig
 from lamina.fields import check, flag, part
 
 DEFAULT_PADDING_FACTOR = 8
@@ -126,6 +127,7 @@ class PreprocessConfig:
                             metavar="DIR")
     workers: int | None = flag(None, "processes to use; without it, one a core")
     dataset_impl: str = flag("mmap", "layout of the files; only the memory-mapped one is left", choices=("mmap",))
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
         check(self.workers is None or self.workers >= 1, f"--workers is {self.workers}; it must be at least 1.")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lamina.config import joining
 from lamina.config.keep import KeepConfig
+from lamina.config.plug_in_options import PlugInConfig
 from lamina.fields import REQUIRED, check, flag, flatten, part
 from lamina.parts.contracts import Figure
-from lamina.parts.figures import PRUNING_FIGURES, known_figures
+from lamina.parts.figures import PRUNING_FIGURES, known_figures, metric_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +41,8 @@ class LayerMetricConfig:
                        choices=PRUNING_FIGURES)
     subset: str = flag("valid", "split to measure on", name="gen-subset")
     beam: int = flag(1, "beam of the translations that BLEU and decoding speed are measured on; 1 is greedy")
-    remove_bpe: str | None = flag(None, "join subwords at this mark before BLEU: `@@ ` if given bare, or `sentencepiece`; "
-                                        "known by itself for data made with --subword", metavar="[MARK]", bare_value="@@ ")
+    remove_bpe: str | None = flag(None, f"join subwords at this mark before BLEU: {joining.HELP}; known automatically for data "
+                                        "made with --subword", metavar="[MARK]", bare_value=joining.BPE_MARK)
     max_tokens: int | None = flag(None, "most tokens in a batch; 4096 if neither limit is given")
     max_sentences: int | None = flag(None, "most sentences in a batch", name="batch-size", aliases=("max-sentences",))
     skip_invalid: bool = flag(False, "leave out what is too long, and say how much, instead of stopping",
@@ -52,11 +54,17 @@ class LayerMetricConfig:
 
     def __post_init__(self) -> None:
         check(self.beam >= 1, f"--beam is {self.beam}; it must be at least 1, where 1 is greedy search.")
+        joining.check_joiner(self.remove_bpe)
 
     @property
     def is_of_texts(self) -> bool:
         """Whether it takes translations to measure it."""
         return bool(known_figures()[self.metric].metric)
+
+    @property
+    def cuts_words(self) -> bool:
+        """Whether it depends on how the text is tokenized."""
+        return self.is_of_texts and metric_of(self.metric).cuts_words
 
     @property
     def figure(self) -> Figure:
@@ -73,6 +81,7 @@ class PruneConfig:
     keep: KeepConfig = part(KeepConfig)
     search: LayerSearchConfig = part(LayerSearchConfig)
     measure: LayerMetricConfig = part(LayerMetricConfig)
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
         measures = self.search.is_on or self.search.curve is not None

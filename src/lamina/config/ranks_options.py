@@ -10,6 +10,8 @@ from lamina.fields import check, flag
 SHARDED = "fully_sharded"
 DDP_BACKENDS = ("c10d", "no_c10d", "legacy_ddp", "pytorch_ddp", SHARDED)
 
+MAX_TIMEOUT = 7 * 24 * 60
+
 
 @dataclass(frozen=True, kw_only=True)
 class RanksConfig:
@@ -23,6 +25,8 @@ class RanksConfig:
                                          "and Slurm need none", name="distributed-init-method", metavar="URL")
     port: int = flag(-1, "port on which processes started by Slurm meet; chosen by the job's number if left out",
                      name="distributed-port")
+    timeout: float = flag(10.0, "minutes that a rank waits for another before it gives up: more than writing a checkpoint or "
+                                "preparing the first update takes", name="distributed-timeout", metavar="MINUTES")
     device: int | None = flag(None, "GPU of this process on its machine; known by itself under torchrun and Slurm",
                               name="device-id", aliases=("local-rank",))
     starts_itself: bool = flag(True, "start one process for each visible GPU", name="distributed-spawn",
@@ -41,6 +45,8 @@ class RanksConfig:
         check(self.world_size is None or 0 <= self.rank < self.world_size,
               f"--distributed-rank is {self.rank}; with --distributed-world-size {self.world_size} it must lie in "
               f"[0, {self.world_size}).")
+        check(0 < self.timeout <= MAX_TIMEOUT, f"--distributed-timeout is {self.timeout}; it must be above 0, and at most "
+                                               f"{MAX_TIMEOUT} minutes.")
         check(self.bucket_cap_mb >= 1, f"--bucket-cap-mb is {self.bucket_cap_mb}; it must be at least 1.")
 
     @property

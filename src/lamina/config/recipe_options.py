@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from lamina.config.plug_in_options import PlugInConfig
 from lamina.errors import ConfigError
-from lamina.fields import REQUIRED, check, flag
+from lamina.fields import REQUIRED, check, flag, part
 
 KEPT = ("model", "all", "none")
 
@@ -41,6 +42,7 @@ class RecipeRunConfig:
     workers: int | None = flag(None, "processes that prepare data; without it, one a core")
     commit: str | None = flag(None, "what to note as the commit, where the current folder is no repository")
     is_dry: bool = flag(False, "print the commands, which can be run by hand, and do nothing", name="dry-run")
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
         check(self.budget_factor > 0, f"--budget is {self.budget}; it must be above 0.")

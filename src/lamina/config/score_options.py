@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lamina.config.metric_options import check_has_use, check_metric_options, chosen_metrics, metrics_that
-from lamina.fields import check, every, flag
+from lamina.config.plug_in_options import PlugInConfig
+from lamina.fields import check, every, flag, part
 from lamina.parts.contracts import EDITS, REFERENCES, SOURCES, Metric
 from lamina.registry import register
 
@@ -37,6 +38,7 @@ class ScoreConfig:
     num_samples: int = flag(1000, "test sets to draw from the sentences for it", name="bootstrap-samples", needs="baseline")
     json: str | None = flag(None, "write the figures to this file too, unrounded, as one JSON object", metavar="FILE",
                             needs="!sentence-bleu")
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
         check_metric_options(self.metrics, self.parts, register.metric)

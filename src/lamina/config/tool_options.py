@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lamina.fields import REQUIRED, check, flag
+from lamina.config.plug_in_options import PlugInConfig
+from lamina.fields import REQUIRED, check, flag, part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,7 @@ class AverageConfig:
                                    name="num-update-checkpoints")
     upper_bound: int | None = flag(None, "leave out checkpoints of later epochs than this, or with "
                                    "--num-update-checkpoints of later updates", name="checkpoint-upper-bound")
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
         for name, number in (("num-epoch-checkpoints", self.num_epochs), ("num-update-checkpoints", self.num_updates),
@@ -47,6 +49,8 @@ class ConvertConfig:
     source_lang: str | None = flag(None, "source language, where neither the checkpoint nor the folder tells it",
                                    aliases=("-s",), metavar="LANG")
     target_lang: str | None = flag(None, "target language, likewise", aliases=("-t",), metavar="LANG")
+    plug_ins: PlugInConfig = part(PlugInConfig)
+
 
 
 FORMATS = ("safetensors", "fairseq", "ctranslate2")
@@ -63,6 +67,8 @@ class ExportConfig:
                                  "describes it", metavar="FOLDER")
     dict_dir: str | None = flag(None, "folder with the dictionaries of a fairseq checkpoint; its own folder if left out",
                                 metavar="FOLDER")
+    plug_ins: PlugInConfig = part(PlugInConfig)
+
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +78,8 @@ class FoldConfig:
     checkpoint: str = flag("checkpoints/checkpoint_best.pt", "checkpoint of a model with scaled residuals",
                            positional=True)
     output: str = flag(REQUIRED, "checkpoint to write: a plain Transformer with the same outputs", metavar="FILE")
+    plug_ins: PlugInConfig = part(PlugInConfig)
+
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +88,8 @@ class InfoConfig:
 
     checkpoint: str = flag("checkpoints/checkpoint_best.pt", "checkpoint to describe", positional=True)
     is_json: bool = flag(False, "print everything, the whole configuration included, as JSON", name="json")
+    plug_ins: PlugInConfig = part(PlugInConfig)
+
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lamina.config import joining
 from lamina.config.batches import BatchConfig, DataConfig
 from lamina.config.keep import KeepConfig
 from lamina.config.model import ModelConfig
+from lamina.config.plug_in_options import PlugInConfig
 from lamina.config.ranks_options import RanksConfig
 from lamina.fields import check, flag, part, variant
 from lamina.parts.contracts import Criterion, Optimizer, Schedule, TaskKind
@@ -51,19 +53,19 @@ class OptimizationConfig:
 class PrecisionConfig:
     """Precision and device."""
 
-    fp16: bool = flag(False, "compute in float16 with a dynamic loss scale and float32 master weights, under either name",
-                      aliases=("memory-efficient-fp16",), paper="Micikevicius et al. 2018")
+    fp16: bool = flag(False, "compute in float16 with a dynamic loss scale and float32 master weights, under all these names",
+                      aliases=("memory-efficient-fp16", "amp"), paper="Micikevicius et al. 2018")
     bf16: bool = flag(False, "compute in bfloat16 with float32 master weights; needs no loss scale; what a GPU does "
-                             "that has it, unless it is told otherwise")
+                             "that has it, unless it is told otherwise", aliases=("memory-efficient-bf16",))
     fp32: bool = flag(False, "compute in float32 on a GPU too")
     cuda_graphs: bool = flag(True, "on a GPU, record the kernels of an update once and replay them: several times as fast")
     compiles: bool = flag(True, "on a GPU, let torch.compile fuse what it can before an update is recorded", name="compile",
                           needs="cuda-graphs")
     packs: bool = flag(True, "on a GPU, pack sentence pairs one behind the other into rows of --max-tokens, which have one "
                              "shape and no padding", name="pack", wants=(PAIRS,))
-    fp16_init_scale: float = flag(128.0, "first loss scale", needs="fp16")
+    fp16_init_scale: float = flag(128.0, "first loss scale", needs="fp16", aliases=("amp-init-scale",))
     fp16_scale_window: int | None = flag(None, "updates without overflow before the scale doubles; 2^14 / update-freq / "
-                                               "ranks if left out", needs="fp16")
+                                               "ranks if left out", needs="fp16", aliases=("amp-scale-window",))
     min_loss_scale: float = flag(0.0001, "training has diverged when the scale falls below this", needs="fp16")
     threshold_loss_scale: float | None = flag(None, "never lower the scale beneath this", needs="fp16")
     checkpoint_activations: bool = flag(False, "keep only each layer's input for the gradient and compute the rest again: deep "
@@ -90,17 +92,22 @@ class ValidationConfig:
     interval: int = flag(1, "epochs between validations", name="validate-interval", needs="!disable-validation")
     interval_updates: int = flag(0, "updates between validations, besides those at the end of epochs; 0: none",
                                  name="validate-interval-updates", needs="!disable-validation")
-    eval_bleu: bool = flag(False, "translate the validation set (greedily) and report BLEU", needs="!disable-validation",
+    eval_bleu: bool = flag(False, "translate the validation set greedily, as `lamina generate --beam 1 --max-len-a 2 "
+                                  "--max-len-b 20` does, and report BLEU", needs="!disable-validation",
                            wants=(PAIRS,))
-    eval_rouge: bool = flag(False, "summarize the validation set (greedily) and report ROUGE-1, 2, L and L-sum, F1 without "
-                                   "stemming; needs pip install 'lamina[rouge]'", needs="!disable-validation",
+    eval_rouge: bool = flag(False, "summarize the validation set greedily, likewise, and report ROUGE-1, 2, L and L-sum, F1 "
+                                   "without stemming; needs pip install 'lamina[rouge]'", needs="!disable-validation",
                             wants=(PAIRS,), paper="Lin 2004")
-    eval_metrics: tuple[str, ...] = flag((), "translate the validation set (greedily) and report these", name="eval-metric",
-                                         choices=REFERENCE_METRICS, metavar="NAME[,NAME..]", needs="!disable-validation",
-                                         wants=(PAIRS,))
-    remove_bpe: str | None = flag(None, "join subwords at this mark before BLEU and ROUGE: `@@ ` if given bare, "
-                                        "`sentencepiece`; known by itself for data made with --subword",
-                                  name="eval-bleu-remove-bpe", metavar="[MARK]", bare_value="@@ ")
+    eval_metrics: tuple[str, ...] = flag((), "translate the validation set greedily, likewise, and report these",
+                                         name="eval-metric", choices=REFERENCE_METRICS, metavar="NAME[,NAME..]",
+                                         needs="!disable-validation", wants=(PAIRS,))
+    remove_bpe: str | None = flag(None, f"join subwords at this mark before BLEU and ROUGE: {joining.HELP}; known "
+                                        "automatically for data made with --subword",
+                                  name="eval-bleu-remove-bpe", metavar="[MARK]", bare_value=joining.BPE_MARK)
+    detokenizer: str | None = flag(None, "make text of tokens before BLEU (13a) and ROUGE: moses as its script does, undoing "
+                                         "its escapes (needs pip install 'lamina[moses]'); space leaves them as they are, for "
+                                         "text that came whole. If left out, BLEU of text that looks tokenized is of tokens",
+                                   name="eval-bleu-detok", choices=("moses", "space"))
     is_tokenized: bool = flag(False, "BLEU on tokens as they stand instead of sacreBLEU's 13a", name="eval-tokenized-bleu",
                               needs="eval-bleu")
     print_samples: bool = flag(False, "show a sample translation at each validation", name="eval-bleu-print-samples")
@@ -118,7 +125,11 @@ class ValidationConfig:
         check(not best.metric or best.metric in self.metrics,
               f"--best-checkpoint-metric {self.best_metric} needs {best.metric.upper()} at validation: add "
               f"--{SHORT.get(best.metric, f'eval-metric {best.metric}')}.")
-        for name, is_set in (("remove-bpe", self.remove_bpe is not None), ("print-samples", self.print_samples)):
+        joining.check_joiner(self.remove_bpe, "eval-bleu-remove-bpe")
+        check(not (self.is_tokenized and self.detokenizer == "moses"),
+              "--eval-tokenized-bleu counts tokens as they stand, and --eval-bleu-detok moses joins them. Leave one out.")
+        for name, is_set in (("remove-bpe", self.remove_bpe is not None), ("detok", self.detokenizer is not None),
+                             ("print-samples", self.print_samples)):
             check(not is_set or bool(self.metrics),
                   f"--eval-bleu-{name} has no effect without --eval-bleu or --eval-rouge. Add one, or leave it out.")
         larger = [name for name in VALIDATION_FIGURES if known_figures()[name].figure.larger_is_better]
@@ -144,9 +155,10 @@ class SavingConfig:
 
     save_dir: str = flag("checkpoints", "folder for checkpoint_best.pt, checkpoint_last.pt and the numbered ones")
     restore_file: str = flag("checkpoint_last.pt", "where to go on from, in --save-dir unless a path; a file that does not "
-                                                   "exist means a fresh start")
-    finetune_from_model: str | None = flag(None, "take the weights of this checkpoint and start everything else afresh")
-    reset_optimizer: bool = flag(False, "resume without the optimizer's state")
+                                                   "exist means a fresh start, with a warning")
+    finetune_from_model: str | None = flag(None, "take the weights of this checkpoint and start everything else afresh; the "
+                                                  "same command then goes on from checkpoint_last.pt")
+    reset_optimizer: bool = flag(False, "resume without the optimizer's state, and with the best score and patience forgotten")
     reset_lr_scheduler: bool = flag(False, "resume with the learning rate's schedule begun anew")
     reset_dataloader: bool = flag(False, "resume at the start of epoch 1 of the data")
     reset_meters: bool = flag(False, "resume with the best score and patience forgotten")
@@ -162,7 +174,8 @@ class SavingConfig:
                                            "size and cannot be resumed exactly", name="save-optimizer-state")
 
     is_async: bool = flag(False, "write checkpoints in the background, from a copy in the host's memory; a checkpoint_last.pt "
-                                 "that comes while one is being written is left out", name="async-save", needs="save")
+                                 "that comes while one is being written is left out", name="async-save", needs="save",
+                         aliases=("save-async", "write-checkpoints-asynchronously"))
 
     def __post_init__(self) -> None:
         check(self.interval >= 1, f"--save-interval is {self.interval}; it must be at least 1. For none: --no-save.")
@@ -212,6 +225,7 @@ class TrainConfig:
     validation: ValidationConfig = part(ValidationConfig)
     saving: SavingConfig = part(SavingConfig)
     log: LogConfig = part(LogConfig)
+    plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
         check(0 <= self.seed < 2**31, f"--seed is {self.seed}; it must be a whole number from 0 to 2^31 - 1.")

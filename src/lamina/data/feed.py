@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
@@ -44,6 +46,14 @@ class Share(NamedTuple):
     total: int  # of all ranks
 
 
+class Place(NamedTuple):
+    """How far an epoch has come, so that a run with other batches can tell that they are others."""
+
+    corpus: str = ""  # digest of what there is to train on; empty between epochs
+    plan: str = ""  # digest of the epoch's batches
+    sentences: int = 0  # in the batches that are done
+
+
 class Feed:
     """Batches of one corpus. The same seed and epoch give the same batches, wherever the run was interrupted."""
 
@@ -64,6 +74,7 @@ class Feed:
             raise DataError(f"{corpus.name} has nothing that fits: {len(corpus)} {corpus.unit}, of which {len(corpus)} are "
                             f"longer than {self.describe_limits(max_positions)}. Raise those limits.")
         self._plan: tuple[int, list[list[int]]] | None = None
+        self._digested: tuple[int, str] | None = None  # the plan's digest, by epoch
         self._max_positions = max_positions
         self.packed_shape: PackedShape | None = None
         if is_packed:
@@ -104,6 +115,32 @@ class Feed:
         else:
             order = length_order([side[self._fitting] for side in sizes], generator)
         return plan_packed(self._fitting[order], sizes, shape)
+
+    def place(self, epoch: int, batches_done: int) -> Place:
+        if not batches_done:
+            return Place()
+        return Place(self._corpus_digest, self._plan_digest(epoch), sum(map(len, self.plan(epoch)[:batches_done])))
+
+    def find(self, epoch: int, place: Place) -> int | None:
+        """The number of batches after which this epoch has come as far; None where it is of other data."""
+        if place.corpus != self._corpus_digest:
+            return None
+        ends = np.cumsum([len(batch) for batch in self.plan(epoch)])
+        return min(int(np.searchsorted(ends, place.sentences)) + 1, len(ends))
+
+    def is_planned_as(self, epoch: int, place: Place) -> bool:
+        return (self._corpus_digest, self._plan_digest(epoch)) == (place.corpus, place.plan)
+
+    @cached_property
+    def _corpus_digest(self) -> str:
+        """Of the lengths: other text of the very same ones is not told apart, and its batches are the same."""
+        return _digest(self.corpus.sizes.values())
+
+    def _plan_digest(self, epoch: int) -> str:
+        if self._digested is None or self._digested[0] != epoch:
+            plan = self.plan(epoch)
+            self._digested = (epoch, _digest([np.array([len(batch) for batch in plan]), np.concatenate(plan)]))
+        return self._digested[1]
 
     def padding_share(self, epoch: int) -> float:
         """How much of an epoch's batches is padding, all sides counted."""
@@ -159,3 +196,10 @@ class Feed:
             assert isinstance(self.corpus, ParallelCorpus), "pairs of sentences are packed"
             return self.corpus.packed_batch(indices, self.packed_shape).to(self.device)
         return self.corpus.batch(indices, (self.seed, epoch)).to(self.device)
+
+
+def _digest(numbers: Iterable[np.ndarray]) -> str:
+    found = hashlib.sha256()
+    for values in numbers:
+        found.update(np.ascontiguousarray(values, dtype="<i8").tobytes())
+    return found.hexdigest()[:16]

@@ -47,13 +47,15 @@ class Describer:
     def reference_text(self, ids: Sequence[int]) -> str:
         return self._text(hide_unknown(self.vocabularies[1].decode(ids), UNKNOWN_WORD_IN_REFERENCE))
 
-    def hypothesis(self, number: int, hypothesis: Hypothesis, source_ids: Sequence[int]) -> Described:
-        """What a search found, from ids alone."""
+    def hypothesis(self, number: int, hypothesis: Hypothesis, source_ids: Sequence[int],
+                   source: Sequence[str] | None = None) -> Described:
+        """What a search found, from ids alone, or with the source pieces that the ids stand for."""
         pairs: list[tuple[int, int]] = []
         if self.needs_attention:
             assert hypothesis.attention is not None, "the search was asked for attention"
             pairs = alignment_of(hypothesis.attention, source_ids, skipped=(EOS, PAD))
-        source = [self.vocabularies[0].symbols[token] for token in source_ids]
+        if source is None:
+            source = [self.vocabularies[0].symbols[token] for token in source_ids]
         return self.describe(number, source, self.vocabularies[1].decode(hypothesis.ids), hypothesis.score,
                              hypothesis.token_scores, pairs)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from lamina.config.joining import joiner_of
 from lamina.data.batching import batch_by_size
 from lamina.data.blocks import TokenBlocks
 from lamina.decode.scoring import token_log_probs
@@ -18,7 +19,6 @@ from lamina.text.vocabulary import FIRST_WORD_ID, PAD, Vocabulary
 
 # Blocks that are sorted by length together: enough to fill batches, few enough to hand them out in order without holding many.
 WINDOW = 4096
-SENTENCEPIECE_MARK = "▁"
 
 
 class ScoredBlock(NamedTuple):
@@ -55,19 +55,19 @@ def score_blocks(models: Sequence[DecoderOnly], corpus: TokenBlocks, indices: Se
 
 
 class WordMarks:
-    """Which pieces make a word, by the mark that subwords carry."""
+    """Which pieces make a word, by the mark that subwords carry, as --remove-bpe names it."""
 
     def __init__(self, vocabulary: Vocabulary, mark: str | None) -> None:
         self.symbols = vocabulary.symbols
-        self.mark = None if mark is None else mark.rstrip()
-        self.is_by_beginning = mark == "sentencepiece"
+        self.rule = joiner_of("none" if mark is None else mark)
+        self.is_by_beginning = self.rule.is_space and not self.rule.is_at_end
         self.goes_on = np.zeros(len(vocabulary), dtype=bool)  # into the next piece
         self.goes_before = np.zeros(len(vocabulary), dtype=bool)  # belongs to the piece before
         for number, symbol in enumerate(self.symbols[FIRST_WORD_ID:], start=FIRST_WORD_ID):
             if self.is_by_beginning:
-                self.goes_before[number] = not symbol.startswith(SENTENCEPIECE_MARK)
-            elif self.mark is not None:
-                self.goes_on[number] = symbol.endswith(self.mark)
+                self.goes_before[number] = not symbol.startswith(self.rule.mark)
+            elif self.rule.joins:
+                self.goes_on[number] = symbol.endswith(self.rule.mark) != self.rule.is_at_end
 
     def num_words(self, ids: np.ndarray) -> int:
         """Words that end in these ids, or begin there: a word that is cut in two by a block counts once."""
@@ -81,11 +81,9 @@ class WordMarks:
 
     def spell(self, ids: Sequence[int]) -> str:
         pieces = [self.symbols[token] for token in ids]
-        if self.is_by_beginning:
-            return "".join(pieces).replace(SENTENCEPIECE_MARK, "")
-        if self.mark is None:
-            return "".join(pieces)
-        return "".join(piece.removesuffix(self.mark) for piece in pieces)
+        if self.rule.is_space:
+            return "".join(pieces).replace(self.rule.mark, "")
+        return "".join(piece.removesuffix(self.rule.mark) for piece in pieces)
 
 
 class ScoredWord(NamedTuple):

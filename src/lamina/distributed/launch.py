@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import re
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import fields
 from datetime import timedelta
+from multiprocessing import resource_tracker
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,14 +22,18 @@ from torch import distributed as dist
 
 from lamina import console, provenance
 from lamina.config.ranks_options import RanksConfig
+from lamina.distributed.meeting import agree_on_attempt
 from lamina.distributed.ranks import ALONE, Ranks
-from lamina.errors import AlreadyToldError, ConfigError, RankError
+from lamina.distributed.signals import SAVES, SECONDS_OF_ONE_WISH, STOPS, blocked, is_kept_ignored, unblock
+from lamina.errors import AlreadyToldError, ConfigError, RankError, StopSignal
+from lamina.plug_ins import Carried
 
-# A rank that waits this long for another gives up: longer than writing a checkpoint to a slow disk can take.
-PATIENCE = timedelta(minutes=30)
 # Signals that nobody inside a process sends or answers; one that was killed so may live longer the next time.
 KILLED = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 MAX_RESTARTS = 3
+# How long ranks may take to finish an update and write a checkpoint to a slow disk when they are told to stop.
+SECONDS_TO_SAVE = 600
+SECONDS_BETWEEN_LOOKS = 0.5
 # Slurm jobs that share a machine should not meet on one port.
 FIRST_SLURM_PORT, NUM_SLURM_PORTS = 15000, 20000
 
@@ -97,17 +107,24 @@ def start_ranks(number: int, command: Callable[[Any], None], config: Any, *, max
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    settings = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=number, run_id="lamina", rdzv_backend="c10d",
-                            rdzv_endpoint="localhost:0", max_restarts=0, start_method="spawn", monitor_interval=0.5)
     # As torchrun does: threads of all processes together should not outnumber the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # The failed rank has said what was wrong; the launcher's report on it would only bury that.
     logging.disable(logging.ERROR)
-    # The launcher hears these from now on and does not give them back.
-    former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
+    # torchrun's own handlers would not tell a copy of a signal from a second wish; and it would wait for half a minute only.
+    ours: dict[str, Any] = {"signals_to_handle": "SIGQUIT", "shutdown_timeout": SECONDS_TO_SAVE}
+    known = {item.name for item in fields(LaunchConfig)}  # older ones lack some of them
+    settings = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=number, run_id="lamina", rdzv_backend="c10d",
+                            rdzv_endpoint="localhost:0", max_restarts=0, start_method="spawn", monitor_interval=0.5,
+                            **{name: value for name, value in ours.items() if name in known})
     try:
-        elastic_launch(settings, run_rank)(command, config, provenance.current_command())
-    except SignalException as stop:  # handed on to the ranks, which have saved
+        with handing_on_signals():
+            try:
+                elastic_launch(settings, run_rank)(command, Carried(config), provenance.current_command())
+            except (Stopped, SignalException) as stop:  # handed on to the ranks, which have saved
+                end_ranks(stop.sigval)
+                raise AlreadyToldError(128 + stop.sigval) from None
+    except Stopped as stop:  # before there were any
         raise AlreadyToldError(128 + stop.sigval) from None
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}  # a signal is a negative number
@@ -120,16 +137,104 @@ def start_ranks(number: int, command: Callable[[Any], None], config: Any, *, max
         raise AlreadyToldError(128 - worst if worst < 0 else 2 if 2 in codes.values() else worst) from None
     finally:
         logging.disable(logging.NOTSET)
+
+
+class Stopped(BaseException):
+    """A signal, on its way through torchrun's launcher.
+
+    Not one of its own kind, after which it leaves the thread that keeps its meeting place alive, and that may abort the process
+    when Python ends.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.sigval = signal.Signals(number)
+
+
+@contextmanager
+def handing_on_signals() -> Iterator[None]:
+    """Inside, signals go on to the ranks: the first to stop ends the launch, a later one kills.
+
+    Those that can wait are blocked in the main thread, and so in the ranks that it starts until they can answer them; a thread
+    of its own hears them for the launcher.
+    """
+    if threading.current_thread() is not threading.main_thread():  # where Python hears no signals
+        yield
+        return
+    heard: list[float] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        unblock(signal.SIGINT)  # from now on it may interrupt what the main thread waits for
+        now = time.monotonic()
+        if not heard:
+            heard.append(now)
+            signal_ranks(signal.Signals(number))  # torchrun's launcher would call each of them SIGTERM
+            raise Stopped(number)
+        if now - heard[0] >= SECONDS_OF_ONE_WISH:
+            signal_ranks(signal.SIGKILL)
+
+    too_early: list[signal.Signals] = []
+
+    def save(number: int, frame: FrameType | None) -> None:
+        if not signal_ranks(signal.Signals(number)):
+            too_early.append(signal.Signals(number))
+
+    # torchrun's launcher takes SIGQUIT and does not give it back.
+    former = {number: signal.getsignal(number) for number in (*STOPS, *SAVES, signal.SIGQUIT)}
+    over = threading.Event()
+
+    def hear() -> None:
+        unblock(signal.SIGINT, *SAVES)
+        while not over.wait(SECONDS_BETWEEN_LOOKS):
+            if too_early and signal_ranks(too_early[-1]):
+                too_early.clear()
+
+    hearing = threading.Thread(target=hear, name="signals", daemon=True)
+    resource_tracker.ensure_running()  # it would unblock SIGINT when the first rank starts it
+    try:
+        for number in STOPS:
+            if not is_kept_ignored(number):
+                signal.signal(number, stop)
+        for number in SAVES:
+            signal.signal(number, save)
+        with blocked(signal.SIGINT, *SAVES):
+            hearing.start()
+            yield
+    finally:
+        over.set()
+        if hearing.is_alive():
+            hearing.join()
         for number, handler in former.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def run_rank(command: Callable[[Any], None], config: Any, words: Sequence[str]) -> None:
+def signal_ranks(number: signal.Signals) -> bool:
+    """Whether there are any."""
+    ranks = multiprocessing.active_children()
+    for rank in ranks:
+        with suppress(ProcessLookupError):
+            os.kill(rank.pid or 0, number)
+    return bool(ranks)
+
+
+def end_ranks(number: signal.Signals) -> None:
+    """Those that torchrun's launcher had not got to know yet when the signal came."""
+    signal_ranks(number)
+    for child in multiprocessing.active_children():
+        child.join(SECONDS_TO_SAVE)
+        child.kill()
+
+
+def run_rank(command: Callable[[Any], None], config: Carried, words: Sequence[str]) -> None:
     """What a process started by `start_ranks` does."""
     from lamina.command_line import guarded
 
+    def begin() -> None:
+        unblock(signal.SIGINT)  # it waited while there was nobody to answer it in one line
+        command(config.config)
+
     provenance.begin_command(words)
-    code = guarded(lambda: command(config))
+    code = guarded(begin)
     if code:
         raise SystemExit(code)
 
@@ -145,26 +250,30 @@ def joined(config: RanksConfig, *, is_on_gpu: bool) -> Iterator[Ranks]:
     if place.size == 1:
         yield Ranks(device=device) if is_on_gpu else ALONE
         return
-    ranks = _meet(place, device)
+    ranks = _meet(place, device, timedelta(minutes=config.timeout))
     try:
         yield ranks
+    except (StopSignal, AlreadyToldError):  # all of them, after the same update
+        dist.destroy_process_group()
+        raise
     except Exception as error:
         if not ranks.is_first_to_fail():
             # Another rank has told why; this one only noticed that it was gone.
             raise AlreadyToldError from None
         if isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error)):
-            raise RankError(f"rank {place.rank} lost contact with another rank, which was killed or cannot be reached. "
-                            "Checkpoints written so far are whole: the same command goes on from them.") from error
+            raise RankError(f"rank {place.rank} lost contact with another rank, which was killed, is stopped or cannot be "
+                            "reached. Checkpoints written so far are whole: the same command goes on from them.") from error
         raise
     dist.destroy_process_group()
 
 
-def _meet(place: Place, device: torch.device) -> Ranks:
+def _meet(place: Place, device: torch.device, patience: timedelta) -> Ranks:
     # Numbers that hosts know travel between hosts (gloo), so that no device is asked for them.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
-        store, rank, size = next(dist.rendezvous(place.init_method, place.rank, place.size, timeout=PATIENCE))
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+        store, rank, size = next(dist.rendezvous(place.init_method, place.rank, place.size, timeout=patience))
+        store = dist.PrefixStore(agree_on_attempt(dist.PrefixStore("lamina", store), rank, size, patience), store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     except (dist.DistError, RuntimeError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RankError(f"rank {place.rank} of {place.size} did not find the others at {place.init_method}: {reason}. All must "

@@ -23,9 +23,7 @@ def measure_and_fill_(beginning: Beginning, *, num_batches: int, counts_pads: bo
     profile = measure_profile(beginning.model, beginning.first_batches(num_batches), beginning.seed, beginning.note,
                               counts_pads=counts_pads)
     if is_written:
-        path = beginning.save_dir / PROFILE_NAME
-        write_profile(path, profile)
-        beginning.note(f"Admin: wrote {path}; the same line with --init-type adaptive trains with it")
+        _keep_profile(profile, beginning.save_dir, beginning.note)
     set_omegas_(beginning.model, profile)
 
 
@@ -56,6 +54,21 @@ def _describe(profile: Profile) -> str:
                      for name, ratios in profile.items())
 
 
+def _keep_profile(profile: Profile, save_dir: Path, note: Note) -> None:
+    """In the save folder, as a run's own, and in the current one, where the references' loops over seeds share it."""
+    own, shared = save_dir / PROFILE_NAME, Path(PROFILE_NAME)
+    write_profile(own, profile)
+    note(f"Admin: wrote {own}; the same line with --init-type adaptive trains with it")
+    if own.resolve() == shared.resolve():
+        return
+    try:
+        write_profile(shared, profile)
+    except DataError as error:
+        note(f"Admin: in the current folder, {error} For another --save-dir, name it: --admin-profile {own}")
+    else:
+        note(f"Admin: wrote {shared} to the current folder too, for runs there whose --save-dir has none")
+
+
 def find_profile(given: str | None, save_dir: Path, note: Note) -> Path | None:
     """The file that was named, or the one that lies where a profile is written."""
     if given is not None:
@@ -68,7 +81,8 @@ def find_profile(given: str | None, save_dir: Path, note: Note) -> Path | None:
         return save_dir / PROFILE_NAME
     here = Path(PROFILE_NAME)
     if not here.is_file():
-        note(f"Admin: there is no {PROFILE_NAME} in {save_dir} or the current folder: profiling now, as --init-type admin does")
+        note(f"Admin: there is no {PROFILE_NAME} in {save_dir} or the current folder: profiling now, as --init-type "
+             "adaptive-profiling does")
         return None
     note(f"Admin: no {PROFILE_NAME} in {save_dir}: taking the one in the current folder")
     return here

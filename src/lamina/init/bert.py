@@ -29,3 +29,5 @@ def initialise_bert_(model: nn.Module) -> None:
             case LearnedPositions():
                 nn.init.normal_(module.weight, std=STD)
                 module.weight[PAD_POSITION] = 0.0
+            case _ if callable(initialise := getattr(module, "initialise_", None)):
+                initialise()  # a part with weights of its own says how they start

@@ -56,7 +56,7 @@ def techniques(checkpoint: Checkpoint) -> Iterator[str]:
         if kept := flat.get(f"{side}-layers-to-keep"):
             yield f"{side} pruned to layers {kept}"
     if averaged := training.get("averaged"):
-        yield f"mean of {len(averaged)} checkpoints"
+        yield f"mean of {len(averaged)} checkpoints{', trained further' if 'progress' in training else ''}"
 
 
 def _figures(checkpoint: Checkpoint) -> str:

@@ -38,7 +38,6 @@ _ONLY_WITH: dict[str, tuple[Any, ...]] = {
     "no_decoder_final_norm": (False, None),
     "use_alibi": (False, None),
     "merge_src_tgt_embed": (False, None),
-    "looklinear": (False, None),
 }
 
 # Of those, what a language model may have.

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.checkpoint.format import Checkpoint, task_kind
+from lamina.checkpoint.marks import readable_marks
 from lamina.data.data_folder import dictionary_name
 from lamina.errors import CheckpointError, ConfigError
 from lamina.fields import flatten
@@ -49,6 +50,7 @@ _ONLY_WITH: dict[str, tuple[Any, ...]] = {
     "add_bos_token": (False, None),
     "output_dictionary_size": (-1, None),
 }
+MARKS_KEY = "lamina_marks"  # of extra_state, in files that `lamina export` wrote
 NO_LANGUAGE = "text"  # as tasks/language_modeling.py calls it
 # What the references' optimizers remember of each weight, where ours remember the same.
 _MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "radam": ("exp_avg", "exp_avg_sq"), "nag": ("momentum_buffer",)}
@@ -249,9 +251,10 @@ def _training(content: Mapping[str, Any], args: Mapping[str, Any], described: De
     """Progress, and the optimizer's state where ours has a place for it; otherwise `optimizer_problem` says why not."""
     history = content.get("optimizer_history") or [{}]
     last = _plain(history[-1]) if isinstance(history, list) else {}
-    epoch = _plain(_plain(content.get("extra_state")).get("train_iterator")).get("epoch")
-    training: dict[str, Any] = {"from": "fairseq", "progress": {"updates": _count(last.get("num_updates"), 0),
-                                                                "epoch": _count(epoch, 1)}}
+    extra = _plain(content.get("extra_state"))
+    training: dict[str, Any] = {**readable_marks(extra.get(MARKS_KEY)), "from": "fairseq",
+                                "progress": {"updates": _count(last.get("num_updates"), 0),
+                                             "epoch": _count(_plain(extra.get("train_iterator")).get("epoch"), 1)}}
     stored, kind = _plain(content.get("last_optimizer_state")), str(args.get("optimizer"))
     if not stored or not is_resumable:
         return training

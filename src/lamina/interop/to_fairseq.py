@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
+from lamina.checkpoint.marks import layers_as_trained, marks_of
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError
 from lamina.interop.fairseq import places
+from lamina.interop.fairseq_file import MARKS_KEY
 from lamina.parts.position_kinds import Learned
 from lamina.traits import DECODER_ONLY, PAIRS
 
@@ -67,12 +69,15 @@ def check_plain(checkpoint: Checkpoint) -> None:
 def fairseq_content(checkpoint: Checkpoint) -> dict[str, Any]:
     """What a checkpoint file of fairseq 0.9 holds; later ones read it too."""
     check_plain(checkpoint)
+    # fairseq reads what it knows of its extra_state. Pruning is told as a mark, since its own option would prune once more.
+    layers = layers_as_trained(checkpoint)
+    marks = marks_of(checkpoint) | ({"layers": layers} if layers else {})
     updates = int(checkpoint.training.get("progress", {}).get("updates", 0))
     history = {"criterion_name": "CrossEntropyCriterion", "optimizer_name": "FairseqAdam", "lr_scheduler_state": {},
                "num_updates": updates}
     return {"args": argparse.Namespace(**fairseq_args(checkpoint)), "model": state_dict(checkpoint),
             "optimizer_history": [history], "last_optimizer_state": None,
-            "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}}}
+            "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}, MARKS_KEY: marks}}
 
 
 def state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:

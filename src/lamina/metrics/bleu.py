@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+TOKENIZED_TWICE = ("the references look tokenized, and --sacrebleu tokenizes them once more: the figure is not that of "
+                   "detokenized text. Detokenize both sides, or leave out --sacrebleu")
+
 
 @dataclass(frozen=True)
 class BleuScore:

@@ -37,6 +37,12 @@ class Prepacked(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.bias = None if bias is None else _fixed(bias)
 
+    def disown_(self, name: str) -> None:
+        """What another layer shares with this one is counted there, as before it was packed."""
+        copy = getattr(self, name).detach()
+        delattr(self, name)
+        self.register_buffer(name, copy, persistent=False)
+
     def size(self, dim: int) -> int:
         """As of the matrix before it was packed."""
         return (self.out_features, self.in_features)[dim]
@@ -90,10 +96,19 @@ class Int8Linear(Prepacked):
 @torch.no_grad()
 def prepack_(model: nn.Module, kind: type[Prepacked]) -> None:
     """Exchange the linear layers of a model on the processor that computes in float32, and its product with the vocabulary."""
+    exchanged: list[tuple[nn.Linear, Prepacked]] = []
     for part in list(model.modules()):
         for name, child in part.named_children():
             if isinstance(child, nn.Linear) and name not in getattr(part, "reads_weights_of", ()):
-                setattr(part, name, kind(child.weight, child.bias))
+                packed = kind(child.weight, child.bias)
+                setattr(part, name, packed)
+                exchanged.append((child, packed))
+    counted = set(map(id, model.parameters()))
+    for linear, packed in exchanged:
+        for name, parameter in linear.named_parameters():
+            if id(parameter) in counted:
+                packed.disown_(name)
+            counted.add(id(parameter))
     head: Any = getattr(model, "head", None)
     if hasattr(head, "prepacked_output"):
         # Past nn.Module's book-keeping: a copy of the table's weights is none of the model's own.

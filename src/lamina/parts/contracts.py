@@ -125,6 +125,11 @@ class Residual(ModelPart):
     def fill_(self, model: nn.Module, batch: Any) -> None:
         """For analyses of a fresh model: what `begin_` does, on this one batch and without dropout."""
 
+    @property
+    def computes_as(self) -> str:
+        """The same for kinds that differ in their first weights alone: a model of one may go on as a model of the other."""
+        return self.name
+
     def compared_as(self) -> Residual:
         """What stands for it where depths are compared: the same, but for constants of one depth."""
         return self

@@ -46,6 +46,10 @@ class DefaultInit(Residual):
 class OmegaInit(Residual):
     """omega * x + f(x): Admin (Liu et al. 2020), however its omegas are found."""
 
+    @property
+    def computes_as(self) -> str:
+        return "omega"
+
     def check(self, pre_norm_sides: Sequence[str]) -> None:
         check(not pre_norm_sides,
               "Admin's omega balances shortcut and branch ahead of Post-LN's norm; Pre-LN never normalises their sum, so omega "
@@ -119,7 +123,8 @@ class Adaptive(ProfiledInit):
 
     profile_batches: int = flag(1, _BATCHES_HELP, name="admin-profile-batches", paper="Liu et al. 2020 (Admin) §4.3")
     profile: str | None = flag(None, "profile to start from; if left out, profile.ratio.init in --save-dir or the current "
-                                     "folder, else profiled as admin does", name="admin-profile", metavar="FILE")
+                                     "folder, else profiled now, padding counted", name="admin-profile", metavar="FILE")
+    counts_pads = True
 
     def __post_init__(self) -> None:
         self.check_batches()

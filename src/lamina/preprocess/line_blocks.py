@@ -15,6 +15,7 @@ from lamina.errors import DataError
 
 BLOCK_BYTES = 256 << 10  # small enough that the pieces of a block stay in the processor's cache
 MAX_BYTES_PER_CHARACTER = 4  # in UTF-8
+MAX_LINE_LENGTH = 1_000_000  # of a text that nobody sets a limit for
 
 
 @dataclass(frozen=True)

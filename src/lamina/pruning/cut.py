@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
-from lamina.config.keep import SIDES, KeepConfig, kept_layers, record_text, was_kept
+from lamina.checkpoint.marks import layers_as_trained
+from lamina.config.keep import SIDES, KeepConfig, kept_layers, layers_of_record, record_text, was_kept
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, ConfigError
 from lamina.fields import flatten
@@ -160,8 +161,12 @@ def prune_checkpoint(checkpoint: Checkpoint, keep: Keep) -> Checkpoint:
                                  for name, value in training["optimizer"].items()}
     if "progress" in training:
         training["progress"] = training["progress"] | _NO_SCORES
-    return replace(checkpoint, config=checkpoint.config | flatten(pruned) | _records(config, keep), weights=weights,
-                   training=training, metrics={})
+    records = _records(config, keep)
+    training.pop("layers", None)
+    if again := _layers_as_trained_of_pruned(checkpoint, keep, records):
+        training["layers"] = again
+    return replace(checkpoint, config=checkpoint.config | flatten(pruned) | records, weights=weights, training=training,
+                   metrics={})
 
 
 def _kept_moments(moments: Mapping[str, Tensor], weights: Mapping[str, Tensor], config: ModelConfig,
@@ -176,6 +181,18 @@ def _kept_moments(moments: Mapping[str, Tensor], weights: Mapping[str, Tensor], 
 def _records(config: ModelConfig, keep: Keep) -> dict[str, str]:
     return {f"{side}-layers-to-keep": record_text(layers, getattr(config, side).num_layers)
             for side, layers in zip(SIDES, keep, strict=True) if layers is not None}
+
+
+def _layers_as_trained_of_pruned(checkpoint: Checkpoint, keep: Keep, records: Mapping[str, str]) -> dict[str, str]:
+    """After pruning; only what the new records, which count the layers of the model just pruned, do not say."""
+    before = layers_as_trained(checkpoint)
+    after = dict(before)
+    for side, layers in zip(SIDES, keep, strict=True):
+        if layers is not None and side in before:
+            numbers, depth = layers_of_record(before[side], side)
+            after[side] = record_text([numbers[layer] for layer in layers], depth)
+    told = {**checkpoint.config, **records}
+    return {side: text for side, text in after.items() if told.get(f"{side}-layers-to-keep") != text}
 
 
 def structure_of(checkpoint: Checkpoint) -> dict[str, Any]:

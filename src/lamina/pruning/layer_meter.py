@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -39,6 +40,11 @@ class LayerMeter:
     def is_maximized(self) -> bool:
         return self.config.figure.larger_is_better
 
+    @cached_property
+    def counts_tokens(self) -> bool:
+        """Whether BLEU is of tokens as they stand, since that is how the text came."""
+        return isinstance(self.task, Translation) and self.task.looks_tokenized(self.config.subset, self.config.remove_bpe)
+
     def quality(self, subset: Subset) -> float:
         """Bits a token, or a metric of translations."""
         if not self.config.is_of_texts:
@@ -47,7 +53,8 @@ class LayerMeter:
         search = Search([self.model], replace(GREEDY, beam=self.config.beam), subset.active(self.whole))
         results = self.task.translated(search, self.batches, self.config.remove_bpe)
         hypotheses, references = (list(chain.from_iterable(side)) for side in zip(*results, strict=True))
-        return metric_of(self.config.metric).corpus(hypotheses, [references], MetricInputs()).values[self.config.metric]
+        inputs = MetricInputs(is_tokenized=self.counts_tokens)
+        return metric_of(self.config.metric).corpus(hypotheses, [references], inputs).values[self.config.metric]
 
     def tokens_per_second(self, subsets: Sequence[Subset]) -> list[float]:
         """Target tokens that a search finds, or that a model without a source scores.

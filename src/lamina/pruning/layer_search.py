@@ -21,6 +21,7 @@ from lamina.pruning.measurements import Measurements, file_digest
 from lamina.pruning.subsets import RULES, SEARCHED, Scored, Subset, by_rule, descend, ranked, whole_subset
 from lamina.registry import register
 from lamina.tasks.translation import Translation
+from lamina.text.pieces import warn_of_joiner
 from lamina.traits import PAIRS
 
 # Where neither limit is given.
@@ -41,6 +42,8 @@ def open_meter(checkpoint: Checkpoint, folder: str, config: LayerMetricConfig, p
                           "Use --metric loss.")
     for side, theirs, ours in zip(checkpoint.sides, checkpoint.vocabularies(), task.vocabularies, strict=True):
         task.check_dictionary(side, theirs, ours, path)
+    if config.is_of_texts:
+        warn_of_joiner(config.remove_bpe, task.vocabularies[1], lambda text: notice(f"warning: {text}"))
     device = torch.device("cuda" if torch.cuda.is_available() and not config.cpu else "cpu")
     limits = BatchConfig(max_tokens=config.max_tokens or (None if config.max_sentences else DEFAULT_MAX_TOKENS),
                          max_sentences=config.max_sentences)
@@ -67,13 +70,14 @@ def _criterion(checkpoint: Checkpoint) -> Criterion:
     return register.criterion[name]()
 
 
-def open_measurements(output: Path, checkpoint_path: Path, folder: str, config: LayerMetricConfig) -> Measurements:
+def open_measurements(output: Path, checkpoint_path: Path, folder: str, config: LayerMetricConfig, *,
+                      counts_tokens: bool = False) -> Measurements:
     """What was measured on these very weights and data, in a file beside the output unless another is named."""
     files = sorted(path for path in Path(folder.split(":")[0]).rglob(f"{config.subset}.*") if path.is_file())
     about: dict[str, Any] = {"checkpoint": file_digest([checkpoint_path]), "data": file_digest(files),
                              "split": config.subset, "metric": config.metric}
     if config.is_of_texts:
-        about |= {"beam": config.beam, "remove-bpe": config.remove_bpe}
+        about |= {"beam": config.beam, "remove-bpe": config.remove_bpe, **({"tokenized": True} if counts_tokens else {})}
     return Measurements(Path(config.memory) if config.memory else output.with_name(f"{output.stem}.search.json"), about)
 
 

@@ -68,18 +68,18 @@ def latest(rows: Iterable[Row]) -> list[Row]:
 
 
 def render(rows: Sequence[Row]) -> str:
-    """Markdown: a section for each recipe."""
+    """Markdown: a section for each recipe, for the person who ran them: with the commands' own --data."""
     recipes = dict.fromkeys(row["recipe"] for row in rows)
     return "\n".join(f"## {recipe}\n\n{section(recipe, rows)}" for recipe in recipes) or "No results yet.\n"
 
 
-def section(recipe: str, rows: Sequence[Row]) -> str:
+def section(recipe: str, rows: Sequence[Row], data: str | None = None) -> str:
     """A line for each variant and cut, means over the seeds; where they come from; comparisons."""
     own = [row for row in latest(rows) if row["recipe"] == recipe]
     runs = [row for row in own if row["kind"] == RUN]
     if not runs:
         return "Not run.\n"
-    blocks = [_table(runs), _origins(runs)]
+    blocks = [_table(runs), _origins(runs, data)]
     if compared := [row for row in own if row["kind"] == COMPARISON]:
         blocks.append(_comparison_table(compared))
     return "\n".join(blocks)
@@ -89,8 +89,8 @@ BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill_page(page: str, rows: Sequence[Row]) -> str:
-    """A page with what belongs between `<!-- table: RECIPE -->` and `<!-- end -->`."""
-    return BLOCK.sub(lambda match: f"{match[1]}\n{section(match[2], rows)}\n{match[3]}", page)
+    """A page for others, with what belongs between `<!-- table: RECIPE -->` and `<!-- end -->`."""
+    return BLOCK.sub(lambda match: f"{match[1]}\n{section(match[2], rows, PUBLISHED_DATA)}\n{match[3]}", page)
 
 
 SECONDS = "training, s"
@@ -132,11 +132,11 @@ def _statuses(rows: list[Row]) -> str:
     return ", ".join(name if count == len(rows) else f"{count} {name}" for name, count in counts.items())
 
 
-def _origins(rows: list[Row]) -> str:
+def _origins(rows: list[Row], data: str | None) -> str:
     # A run that crashed says nothing of it.
     hardware = ", ".join(dict.fromkeys(row["hardware"] for row in rows if row.get("hardware"))) or "unknown hardware"
     commits = ", ".join(dict.fromkeys((row.get("commit") or "unknown")[:12] for row in rows))
-    commands = "\n".join(dict.fromkeys(shared_command(row["command"]) for row in rows))
+    commands = "\n".join(dict.fromkeys(shared_command(row["command"], data) for row in rows))
     alone = "" if all(row.get("jobs", 1) == 1 for row in rows) else " Runs that shared the machine have no times."
     return (f"{hardware}; commit {commits}; losses in bits a token, ± is the standard deviation over seeds.{alone}\n\n"
             f"```sh\n{commands}\n```\n")
@@ -144,18 +144,19 @@ def _origins(rows: list[Row]) -> str:
 
 # What depends on the machine and the day: whoever repeats a run has others.
 OWN_OPTIONS = ("--out", "--work", "--stop-after", "--commit", "--workers", "--keep-checkpoints", "--jobs")
+# What docs/ call the folder that holds the downloads, wherever it was.
+PUBLISHED_DATA = "downloads"
 
 
-def shared_command(line: str) -> str:
-    """A command as others would type it: `--data downloads`, and their own folders."""
+def shared_command(line: str, data: str | None = None) -> str:
+    """A command as one would type it again, with `data` for --data, or what was typed."""
     kept: list[str] = []
     words = iter(shlex.split(line))
     for word in words:
         name, has_value, _ = word.partition("=")
         if name in OWN_OPTIONS or name == "--data":
-            if not has_value:
-                next(words, None)
-            kept += ["--data", "downloads"] if name == "--data" else []
+            value = word.partition("=")[2] if has_value else next(words, "")
+            kept += ["--data", data or value] if name == "--data" else []
         else:
             kept.append(word)
     return shlex.join(kept)

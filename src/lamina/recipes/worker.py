@@ -157,7 +157,10 @@ def hardware() -> str:
 
 
 def _live_and_die_with_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer: it tells us by SIGTERM
+    # Ctrl-C and a closed terminal are the parent's to answer: it tells us by SIGTERM. SIGUSR1 means something in training only.
+    for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
 
 

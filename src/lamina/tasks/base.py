@@ -100,6 +100,10 @@ class Task(ABC):
                                   f"{ours.digest}. Pass the matching data folder, or preprocess again with that dictionary "
                                   "(--srcdict, --tgtdict).")
 
+    def describe_figures(self, config: ValidationConfig) -> Iterable[str]:
+        """Lines to show ahead of the first epoch: what `figures` will measure; what it lacks is an error."""
+        return ()
+
     def figures(self, model: nn.Module, batches: Iterable[AnyBatch], config: ValidationConfig, note: Callable[[str], Any],
                 gather: Gather) -> dict[str, float]:
         """What validation reports besides loss and perplexity; `note` shows a line to the person who watches.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError
+
+_APART = re.compile(r"(?<!\S)[.,](?!\S)|&(?:apos|quot|#91|#93|#124);|(?<!\S)@-@(?!\S)")
+_ATTACHED = re.compile(r"\w[.,](?!\S)")
 
 if TYPE_CHECKING:
     from lamina.text.subword import Subword
@@ -46,6 +50,21 @@ class Moses:
     @cached_property
     def _detokenizer(self) -> Any:
         return _sacremoses().MosesDetokenizer(lang=self.language)
+
+
+def detokenizer(language: str) -> Callable[[str], str]:
+    """Text that Moses's own script tokenized, escapes included, as a reader wants it."""
+    moses = _sacremoses().MosesDetokenizer(lang=language)
+    return lambda line: str(moses.detokenize(line.split()))
+
+
+def looks_tokenized(lines: Iterable[str]) -> bool:
+    """Whether full stops and commas mostly stand alone, as no language writes them but tokenizers do."""
+    apart = attached = 0
+    for line in lines:
+        apart += len(_APART.findall(line))
+        attached += len(_ATTACHED.findall(line))
+    return apart > attached
 
 
 def punctuation_normalizer(language: str) -> Any:

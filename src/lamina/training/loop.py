@@ -40,6 +40,7 @@ def train(run: Run) -> None:
         run.keeper.finish()
     run.watch.check_end()
     run.reporter.note(f"training stopped: {run.why_stop()}")
+    run.reporter.repeat_warnings()
 
 
 def _train_until_done(run: Run, wish: StopWish) -> None:
@@ -47,9 +48,8 @@ def _train_until_done(run: Run, wish: StopWish) -> None:
     if progress.is_check_pending:
         run.check(progress.epoch, is_epoch_end=False)
     while not run.why_stop():
-        if run.is_wished_to_stop(wish):
+        if run.heed(wish):
             run.stop_for(wish)
-            return
         run.files.check()
         feed = run.train_feed(progress.epoch)
         num_batches = len(feed.plan(progress.epoch))
@@ -60,10 +60,10 @@ def _train_until_done(run: Run, wish: StopWish) -> None:
                              run.layer_drop):
             run.files.look()
             is_over = progress.batches_done >= num_batches or run.why_stop()
-            if not run.why_stop() and run.is_wished_to_stop(wish):
-                run.stop_for(wish, is_check_skipped=not is_over and run.is_check_due())
-                return
-            if not is_over and run.is_check_due():
+            is_check_next = not is_over and run.is_check_due()
+            if not run.why_stop() and run.heed(wish, is_check_next=is_check_next):
+                run.stop_for(wish, is_check_skipped=is_check_next)
+            if is_check_next:
                 run.check(progress.epoch, is_epoch_end=False)
                 is_over = run.why_stop()
             if is_over:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from lamina.data.feed import Place
 from lamina.errors import CheckpointError
 
 
@@ -13,8 +14,13 @@ class Progress:
     updates: int = 0
     epoch: int = 1
     batches_done: int = 0  # of this epoch
+    # Of this epoch when it was saved inside one: which batches those were, and how many sentences (data/feed.py, Place).
+    corpus: str = ""
+    plan: str = ""
+    sentences_done: int = 0
     schedule_start: int = 0  # the update at which the learning rate's schedule began
     best: float | None = None
+    best_of: dict[str, Any] = field(default_factory=dict)  # what that score measures: training/measure.py
     stale_validations: int = 0  # since the best one
     seconds: float = 0.0  # of training, over all sittings
     # Sums over the epoch so far, so that its closing line does not depend on interruptions.
@@ -25,11 +31,24 @@ class Progress:
 
     def begin_epoch(self, epoch: int) -> None:
         self.epoch, self.batches_done = epoch, 0
+        self.place = Place()
         self.epoch_loss = self.epoch_nll = 0.0
         self.epoch_tokens = 0
 
+    @property
+    def place(self) -> Place:
+        return Place(self.corpus, self.plan, self.sentences_done)
+
+    @place.setter
+    def place(self, place: Place) -> None:
+        self.corpus, self.plan, self.sentences_done = place
+
     def forget_scores(self) -> None:
-        self.best, self.stale_validations, self.seconds = None, 0, 0.0
+        self.forget_best()
+        self.seconds = 0.0
+
+    def forget_best(self) -> None:
+        self.best, self.stale_validations = None, 0
 
     def state(self) -> dict[str, Any]:
         return asdict(self)

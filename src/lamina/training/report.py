@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
+from lamina import console
 from lamina.config.train_options import LogConfig, OptimizationConfig
 from lamina.distributed.ranks import Ranks
-from lamina.errors import ConfigError
 from lamina.parts.figures import known_figures
+from lamina.training.scalars import Scalars
 from lamina.training.validate import bits_per_token
 
 
@@ -76,9 +77,10 @@ class Reporter:
         # Its figures are those of all ranks, so one tells them.
         self.format = _chosen_format(config) if ranks.is_first else "none"
         self.interval = Interval(time.perf_counter())
-        self._tensorboard = _open_tensorboard(config.tensorboard_dir) if ranks.is_first else None
+        self._scalars = Scalars(config.tensorboard_dir if ranks.is_first else None, self.note)
         self._bar: Any = None
         self._task: Any = None
+        self._warnings: list[str] = []
 
     def begin_epoch(self, epoch: int, num_batches: int, batches_done: int) -> None:
         self.end_epoch()
@@ -118,7 +120,7 @@ class Reporter:
             figures["eta"] = str(timedelta(seconds=round(scalars["eta_s"])))
         self.interval = Interval(now)
         self._show_interval(epoch, batches_done, figures)
-        self._write_scalars("train", scalars, updates)
+        self._scalars.write("train", scalars, updates)
 
     def _updates_left(self, epoch: int, batches_done: int, updates: int) -> float | None:
         """Until whichever limit comes first; None where there is none."""
@@ -143,7 +145,7 @@ class Reporter:
 
     def summary(self, epoch: int, figures: dict[str, Any], updates: int, where: str = "train") -> None:
         """The closing line of an epoch, or of a validation."""
-        self._write_scalars(where, figures, updates)
+        self._scalars.write(where, figures, updates)
         if self.format == "none":
             return
         if self.format == "json":
@@ -161,23 +163,32 @@ class Reporter:
         else:
             print(f"| {text}", flush=True)
 
+    def warn(self, text: str) -> None:
+        """What a person has to know, said at once and, since hours of lines may follow, again at the end."""
+        self._warnings.append(text)
+        self._warn(text)
+
+    def repeat_warnings(self) -> None:
+        for text in self._warnings:
+            self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        if not self.ranks.is_first:
+            return
+        if self.format == "json":
+            self._print_json({"warning": text})
+        console.warn(text)
+
     def skip_time(self, seconds: float) -> None:
         """Validation and saving do not count as training."""
         self.interval.started += seconds
 
     def close(self) -> None:
         self.end_epoch()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        self._scalars.close()
 
     def _print_json(self, row: dict[str, Any]) -> None:
         print(json.dumps(row), flush=True)
-
-    def _write_scalars(self, where: str, figures: dict[str, Any], updates: int) -> None:
-        if self._tensorboard is not None:
-            for name, value in figures.items():
-                if isinstance(value, (int, float)):
-                    self._tensorboard.add_scalar(f"{where}/{name}", value, updates)
 
 
 def _chosen_format(config: LogConfig) -> str:
@@ -193,13 +204,3 @@ def _new_bar() -> Any:
 
     return Progress(TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(), TimeRemainingColumn(),
                     TextColumn("{task.fields[figures]}"), console=Console(stderr=True), transient=True)
-
-
-def _open_tensorboard(folder: str | None) -> Any:
-    if not folder:
-        return None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ConfigError("--tensorboard-logdir needs the package tensorboard: pip install 'lamina[tensorboard]'.") from None
-    return SummaryWriter(folder)

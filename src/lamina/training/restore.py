@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from lamina.checkpoint.format import Checkpoint, load_weights_
+from lamina.config.differences import flags_for
 from lamina.config.keep import SIDES, KeepConfig
 from lamina.config.train_options import SavingConfig, TrainConfig
 from lamina.errors import CheckpointError, DamageError
-from lamina.fields import build, flatten
+from lamina.fields import build, check, flatten
 from lamina.interop.exported_folder import is_exported
 from lamina.pruning.cut import prune_config, structure_of
 from lamina.tasks.base import Task
 from lamina.training.keeper import LAST_NAME, earlier_checkpoints
+from lamina.training.measure import measure_of
 from lamina.training.progress import Progress
 from lamina.training.update import Updater
 
@@ -56,6 +58,24 @@ def pruned_config(config: TrainConfig, checkpoint: Checkpoint | None, note: Call
     return build(TrainConfig, flatten(config) | flatten(KeepConfig()) | changed)
 
 
+def check_start(saving: SavingConfig) -> None:
+    """A run has one beginning. Here and not in the configuration, which an old checkpoint may hold with both."""
+    check(saving.finetune_from_model is None or saving.restore_file == DEFAULT_RESTORE_FILE,
+          f"--finetune-from-model {saving.finetune_from_model} begins a new run with a model's weights, and --restore-file "
+          f"{saving.restore_file} goes on with an old one. Leave one of them out; the same command without --restore-file goes "
+          "on by itself.")
+
+
+def describe_fresh_start(saving: SavingConfig) -> str:
+    """What a --restore-file that does not exist means: what fairseq's scripts ask for, or a slip that costs days."""
+    text = (f"--restore-file {saving.restore_file} does not exist, neither in {saving.save_dir} nor as a path: training starts "
+            "afresh, with new weights.")
+    last = Path(saving.save_dir, LAST_NAME)
+    if last.exists():
+        text += f" {last} of an earlier run is not read, and will be replaced; without --restore-file, that run goes on."
+    return text
+
+
 def find_restore_file(saving: SavingConfig) -> Path | None:
     """In the save folder, or where the path says; None means a fresh start."""
     places = (Path(saving.save_dir, saving.restore_file), Path(saving.restore_file))
@@ -82,14 +102,29 @@ def load_whole(path: Path, load: Callable[[Path], Checkpoint], note: Callable[[s
     raise damage
 
 
-def restore_weights_(model: nn.Module, checkpoint: Checkpoint, task: Task, path: Path) -> None:
-    load_weights_(model, task.starting_weights(model, checkpoint, path))
+def restore_weights_(model: nn.Module, checkpoint: Checkpoint, task: Task, path: Path, note: Callable[[str], None]) -> None:
+    """Weights that fit may still be of a model that computes something else with them: `note` hears of that."""
+    weights = task.starting_weights(model, checkpoint, path)
+    stored, own = checkpoint.model_config(), task.model_config
+    folded = checkpoint.training.get("folded")
+    was = f" was folded (--init-type {folded} before) and" if folded else ""
+    needed = flags_for(stored, own, is_free_included=True)
+    load_weights_(model, weights, f"The model of {path}{was} has other flags than this run: {needed}." if needed else "")
+    if checkpoint.task != task.name or not (differing := flags_for(stored, own)):
+        return
+    if folded and not own.init.is_plain:
+        raise CheckpointError(f"{path} was folded: its residuals are plain, and {own.init.spelled} would "
+                              f"scale them once more. For the same model, {differing}.")
+    note(f"warning: the weights of {path} fit, but with the flags of this run the model computes something else with them. For "
+         f"the same model, {differing}")
 
 
 def restore_training(start: StartingPoint, updater: Updater, config: TrainConfig, note: Callable[[str], None]) -> Progress:
     """Put the optimizer back where it was; the progress to go on with, less what the --reset flags forget."""
     saving, training = config.saving, start.checkpoint.training
     progress = Progress.from_state(training.get("progress", {}))
+    if not progress.best_of:  # files of a time before did not say it
+        progress.best_of = measure_of(start.checkpoint.config)
     if "optimizer" in training and not saving.reset_optimizer:
         kind = flatten(config.optimization)["optimizer"]
         if training["optimizer_kind"] != kind:
@@ -110,6 +145,9 @@ def restore_training(start: StartingPoint, updater: Updater, config: TrainConfig
         progress.begin_epoch(1)
     if saving.reset_meters:
         progress.forget_scores()
+    elif saving.reset_optimizer:
+        # As in fairseq: what begins a run of its own, in a folder of its own, has a best checkpoint of its own.
+        progress.forget_best()
     note(f"loaded {start.path} (epoch {progress.epoch} @ {progress.updates} updates)")
     return progress
 

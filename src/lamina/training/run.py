@@ -11,23 +11,24 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from lamina import console
 from lamina.checkpoint.format import Checkpoint
+from lamina.checkpoint.marks import marks_of
 from lamina.config.batches import BatchConfig
 from lamina.config.train_options import TrainConfig
 from lamina.data.batching import AnyBatch
-from lamina.data.corpus import Corpus
+from lamina.data.corpus import Corpus, ParallelCorpus
 from lamina.data.feed import Feed
 from lamina.data.file_guard import FileGuard
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.replicated import ReplicatedWeights
 from lamina.distributed.signals import StopWish
 from lamina.distributed.weights import FlatWeights
-from lamina.errors import CheckpointError, DataError, StopSignal
+from lamina.errors import AlreadyToldError, CheckpointError, DataError, StopSignal
 from lamina.fields import flatten
 from lamina.interop.any_format import load_any
 from lamina.interop.fairseq_file import DictionaryPlaces
@@ -35,16 +36,18 @@ from lamina.nn.stack import stacks_of
 from lamina.parts.contracts import Beginning, Rates
 from lamina.provenance import origin
 from lamina.pruning.cut import prune_on_loading
-from lamina.registry import register
 from lamina.text.subword import subword_to_dict
 from lamina.training.divergence import DivergenceWatch
 from lamina.training.keeper import LAST_NAME, Keeper
 from lamina.training.layer_drop import LayerDrop
+from lamina.training.measure import VALIDATED, forget_other_scores_, measure_of, size_of
 from lamina.training.progress import Progress
 from lamina.training.report import Reporter
 from lamina.training.restore import (
     DEFAULT_RESTORE_FILE,
     StartingPoint,
+    check_start,
+    describe_fresh_start,
     find_restore_file,
     load_whole,
     optimizer_state,
@@ -79,12 +82,13 @@ class Run:
         for stack in stacks_of(self.model).values():
             stack.recomputes = config.precision.checkpoint_activations
         self.keeper = Keeper(config.saving, self.reporter.note)
+        self._marks = {} if start is None else marks_of(start.checkpoint)
         self.progress = Progress()
         self._feeds: dict[int, Feed] = {}
         if start is None:
             self._begin_()
         else:
-            restore_weights_(self.model, start.checkpoint, self.task, start.path)
+            restore_weights_(self.model, start.checkpoint, self.task, start.path, self.reporter.note)
             if not start.is_resumed:
                 self.reporter.note(f"weights taken from {start.path}")
         self.layer_drop = LayerDrop(config.model, config.seed, is_by_batch=optimization.layer_drop_draws == "batch")
@@ -97,13 +101,17 @@ class Run:
         if start is not None and start.is_resumed:
             self.progress = restore_training(start, self.updater, config, self.reporter.note)
         self._check_same_start()
+        self._find_place()
         self.watch = DivergenceWatch(self.progress, config.precision, self.updater.weights.names, self.device, self.dtype,
                            self.reporter)
-        for name in config.validation.metrics:  # also, a missing package is found out before the first epoch
-            if news := register.metric[name]().announce():
-                self.reporter.note(news)
+        for line in self.task.describe_figures(config.validation):
+            self.reporter.note(line)
         self._valid_feeds = {} if config.validation.is_off else {
             split: self._valid_feed(split) for split in self.task.valid_splits}
+        if self._valid_feeds:
+            deciding = next(iter(self._valid_feeds.values()))
+            forget_other_scores_(self.progress, measure_of(flatten(config)) | {VALIDATED: size_of(deciding)},
+                                 self.reporter.note)
         self.files = FileGuard(self.task.folders, (config.data.train_subset, *self.task.valid_splits))
         if ranks.is_first:
             self.keeper.open()
@@ -136,7 +144,7 @@ class Run:
 
     def _feed(self, corpus: Corpus, limits: BatchConfig, *, is_shuffled: bool, is_packed: bool = False) -> Feed:
         return Feed(corpus, seed=self.config.seed, limits=limits, device=self.device, is_shuffled=is_shuffled,
-                    max_positions=self.task.max_positions, is_packed=is_packed)
+                    max_positions=self.task.max_positions, is_packed=is_packed and isinstance(corpus, ParallelCorpus))
 
     def update_freq(self, epoch: int) -> int:
         numbers = self.config.optimization.update_freq
@@ -200,9 +208,12 @@ class Run:
         is_due = not is_epoch_end or epoch % validation.interval == 0 or self._is_validation_due() or self.why_stop()
         if is_due and not validation.is_off:
             metrics = self._validate(epoch)
+        best_before = self.progress.best
         is_best = not self.watch.is_in_doubt and self._is_best(metrics)
         if metrics:
-            self.progress.stale_validations = 0 if is_best else self.progress.stale_validations + 1
+            # An equal score is worth keeping, and no reason for more patience.
+            is_better = is_best and self.progress.best != best_before
+            self.progress.stale_validations = 0 if is_better else self.progress.stale_validations + 1
         self.progress.seconds = self._seconds()
         self.progress.is_check_pending = False
         names = self.keeper.names_due(epoch=epoch, updates=self.progress.updates, is_epoch_end=is_epoch_end, is_best=is_best)
@@ -220,12 +231,30 @@ class Run:
             self.keeper.save(checkpoint, names, f" (epoch {epoch} @ {self.progress.updates} updates)",
                              can_be_left_out=not is_end and list(names) == [LAST_NAME])
 
-    def is_wished_to_stop(self, wish: StopWish) -> bool:
-        """Whether any rank heard a signal: they hear it at different moments, and must stop after the same update."""
-        (wishes,) = self.ranks.sum(int(wish.signal is not None))
-        return wishes > 0
+    def heed(self, wish: StopWish, *, is_check_next: bool = False) -> bool:
+        """Whether any rank heard a signal to stop; one to save is granted here.
 
-    def stop_for(self, wish: StopWish, *, is_check_skipped: bool = False) -> None:
+        Ranks hear signals at different moments, and must stop or save after the same update.
+        """
+        stops, saves = self.ranks.sum(int(wish.signal is not None), int(wish.take_save()))
+        if saves and not stops:
+            self._save_now(is_check_next=is_check_next)
+        return stops > 0
+
+    def _save_now(self, *, is_check_next: bool) -> None:
+        """As a run that stops here would, and then go on."""
+        if not self.config.saving.is_on:
+            self.reporter.note("SIGUSR1: nothing is saved (--no-save)")
+            return
+        started = time.perf_counter()
+        self.watch.flush()
+        self.progress.seconds = self._seconds()
+        self.progress.is_check_pending = is_check_next
+        self._save({}, [LAST_NAME], self.progress.epoch, is_end=True)
+        self.progress.is_check_pending = False
+        self.reporter.skip_time(time.perf_counter() - started)
+
+    def stop_for(self, wish: StopWish, *, is_check_skipped: bool = False) -> NoReturn:
         """Leave as a signal wished: with all that was done on disk. What was due now is done when the run goes on.
 
         Not even a validation comes first: whoever takes a machine away waits for half a minute.
@@ -238,9 +267,10 @@ class Run:
         if saving.is_on:
             self._save({}, [LAST_NAME], progress.epoch, is_end=True)
         self.keeper.finish()
-        if not self.ranks.is_first:
-            return
+        self.ranks.sum(0)  # launchers end all ranks when one is gone: nobody leaves before the state is on disk
         number = wish.signal or signal.SIGTERM
+        if not self.ranks.is_first:
+            raise AlreadyToldError(128 + number)
         saved = f"{self.keeper.folder / LAST_NAME} is saved, and the same command goes on from there"
         if not saving.is_on or self.watch.is_in_doubt:
             saved = f"nothing is saved ({'--no-save' if not saving.is_on else 'the latest gradient was not finite'})"
@@ -270,10 +300,11 @@ class Run:
         return self.config.validation.prefers_larger
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
+        """Of two equal scores the later one is kept, as in fairseq."""
         if not metrics:
             return False
         value, best = metrics[self.config.validation.best_metric], self.progress.best
-        is_best = math.isfinite(value) and (best is None or (value > best if self._is_maximized else value < best))
+        is_best = math.isfinite(value) and (best is None or (value >= best if self._is_maximized else value <= best))
         if is_best:
             self.progress.best = value
         return is_best
@@ -289,10 +320,13 @@ class Run:
         if config.model.init.why_stop():
             # A profile is of the weights that training begins with, whatever has been trained already.
             return None
+        check_start(saving)
         path = find_restore_file(saving)
         is_resumed = path is not None
         if not is_resumed and saving.restore_file != DEFAULT_RESTORE_FILE:
-            self.reporter.note(f"no checkpoint {saving.restore_file}: starting afresh")
+            self.reporter.warn(describe_fresh_start(saving))
+        if is_resumed and saving.finetune_from_model:
+            self.reporter.note(f"{path} is there: this run goes on, and {saving.finetune_from_model} is not read again")
         if path is None and saving.finetune_from_model:
             path = Path(saving.finetune_from_model)
         if path is None:
@@ -337,6 +371,26 @@ class Run:
                                   f"{starts[other][0]}: they found different files. --save-dir must be one folder that all "
                                   "machines see.")
 
+    def _find_place(self) -> None:
+        """Inside an epoch, a number of batches says nothing where the batches are others than those that were counted."""
+        progress, place = self.progress, self.progress.place
+        if not progress.batches_done or not place.plan:
+            return
+        epoch, feed = progress.epoch, self.train_feed(progress.epoch)
+        if feed.is_planned_as(epoch, place):
+            return
+        done = feed.find(epoch, place)
+        if done is None:
+            self.reporter.note(f"the training data is not what epoch {epoch} of the checkpoint had: the epoch begins again")
+            progress.begin_epoch(epoch)
+            return
+        num_fitting = len(feed.corpus) - len(feed.too_long.indices)
+        self.reporter.note(f"the batches are not those that epoch {epoch} of the checkpoint had (as with another --max-tokens "
+                           f"or --seed): it goes on after as many {feed.corpus.unit}, {place.sentences} of {num_fitting}, at "
+                           f"batch {done} of {len(feed.plan(epoch))} instead of {progress.batches_done}; some may come twice "
+                           "in this epoch, and others not at all")
+        progress.batches_done = done
+
     def _first_batches(self, number: int) -> list[AnyBatch]:
         """In padded rows, whatever training makes of them: a profile does not depend on how the GPU likes its batches."""
         feed = self._feed(self.task.train_corpus(1), self.config.batches, is_shuffled=True)
@@ -344,7 +398,10 @@ class Run:
             return list(islice(batches, number))
 
     def checkpoint(self, metrics: dict[str, float]) -> Checkpoint:
-        training: dict[str, Any] = {"progress": self.progress.state(), "scale": self.updater.scale.state()}
+        progress = self.progress
+        if progress.batches_done:
+            progress.place = self.train_feed(progress.epoch).place(progress.epoch, progress.batches_done)
+        training: dict[str, Any] = {**self._marks, "progress": self.progress.state(), "scale": self.updater.scale.state()}
         if self.config.saving.has_optimizer_state:
             training["optimizer"] = optimizer_state(self.updater)
             training["optimizer_kind"] = self.config.optimization.optimizer.name

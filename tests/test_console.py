@@ -1,0 +1,103 @@
+"""What is printed, where nobody takes it."""
+
+import os
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+
+import pytest
+
+from lamina import console
+from lamina.command_line import guarded
+
+is_linux = sys.platform.startswith("linux")
+
+
+def without_reader():
+    reading, writing = os.pipe()
+    os.close(reading)
+    return os.fdopen(writing, "w", buffering=1)
+
+
+def full_disk():
+    return open("/dev/full", "w", buffering=1)
+
+
+BAD_STREAMS = [without_reader, pytest.param(full_disk, marks=pytest.mark.skipif(not is_linux, reason="/dev/full"))]
+
+
+@pytest.mark.parametrize("bad", BAD_STREAMS)
+def test_work_goes_on_without_its_output(bad, capsys):
+    with bad() as stream, redirect_stdout(stream):
+        with console.lasting_output():
+            for number in range(3):
+                print(number, flush=True)
+            print("hello", file=sys.stderr)
+        assert sys.stdout is stream
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("warning: stdout cannot be written (")
+    assert first.endswith("): work goes on without it")
+    assert second == "hello"
+
+
+@pytest.mark.parametrize("bad", BAD_STREAMS)
+def test_work_goes_on_where_nothing_can_be_said(bad):
+    with bad() as stream, redirect_stdout(stream), redirect_stderr(stream), console.lasting_output():
+        print("hello", flush=True)
+        console.notice("hello")
+        print("hello", file=sys.stderr, flush=True)
+
+
+def test_a_disk_may_have_room_again(tmp_path):
+    class Disk:
+        is_full = True
+        text = ""
+
+        def write(self, text):
+            if self.is_full:
+                raise OSError(28, "No space left on device")
+            self.text += text
+
+        def flush(self):
+            pass
+
+    disk = Disk()
+    with redirect_stdout(disk), console.lasting_output():
+        print("lost")
+        disk.is_full = False
+        print("told")
+    assert disk.text.strip() == "told"
+
+
+def test_closed_streams(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    with console.lasting_output():
+        print("hello", flush=True)
+        assert not sys.stderr.isatty()
+
+
+@pytest.mark.parametrize("bad", BAD_STREAMS)
+def test_what_cannot_be_told_changes_no_exit_status(bad):
+    from lamina.errors import ConfigError
+
+    def fail():
+        raise ConfigError("no")
+
+    with bad() as stream, redirect_stderr(stream):
+        console.notice("hello")
+        assert guarded(fail) == 2
+
+
+def test_results_without_a_reader_are_no_success(capsys):
+    with without_reader() as stream, redirect_stdout(stream):
+        assert guarded(lambda: print("result", flush=True)) == 141
+        print("the rest", flush=True)  # goes nowhere, and Python has nothing to complain about at its end
+    assert capsys.readouterr().err == ""
+
+
+def test_a_broken_pipe_of_another_kind_is_our_own_defect():
+    def work():
+        raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        guarded(work)
