@@ -12,16 +12,9 @@ from lamina.errors import ConfigError
 from lamina.fields import flag
 from lamina.parts import Figure, Metric, MetricInputs
 from lamina.parts.figures import known_figures, metric_of
+from lamina.plug_ins import restored
 from lamina.registry import register
 from tiny import TINY_FLAGS, make_data
-
-
-def added(name, cls):
-    """As --user-dir would; afterwards it is gone again, and so is what was derived from it."""
-    register.metric(name)(cls)
-    yield cls
-    del register.metric._parts[name]
-    register.metric("ter")(register.metric["ter"])  # whatever is registered makes the tables new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +31,9 @@ class Mine(Metric):
 
 @pytest.fixture
 def mine():
-    yield from added("mine", Mine)
+    """As --user-dir would; afterwards it is gone again, and so is what was derived from it."""
+    with restored():
+        yield register.metric("mine")(Mine)
 
 
 @pytest.fixture
@@ -88,7 +83,8 @@ def test_a_metric_without_references_wants_none(files, capsys):
             own, given = (sum(len(text.split()) for text in side) for side in (hypotheses, inputs.sources))
             return self.score({"length": own / given}, signature="words")
 
-    for _ in added("length", Length):
+    with restored():
+        register.metric("length")(Length)
         words = ["score", "--sys", "sys", "--metric", "length"]
         assert main([*words, "--source", "ref"]) == 0
         assert capsys.readouterr().out.splitlines() == ["length = 1.2", "words"]
@@ -108,7 +104,8 @@ def test_figures_are_those_that_were_declared(mine):
 
         figures: ClassVar = {"bleu": Figure("BLEU")}
 
-    for _ in added("again", Again):
+    with restored():
+        register.metric("again")(Again)
         with pytest.raises(ConfigError, match=r"the figure 'bleu' of .*Again is there already"):
             known_figures()
 
