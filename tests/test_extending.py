@@ -34,15 +34,17 @@ def my_parts(tmp_path, monkeypatch):
 
 
 def test_every_block_is_a_file_and_every_command_runs(my_parts, capsys):
-    assert my_parts == [f"my_parts/{name}.py" for name in ("half", "top_two", "confidence", "sign", "denoising")]
+    assert my_parts == [f"my_parts/{name}.py" for name in ("half", "top_two", "confidence", "sign", "exact", "denoising")]
     lines = "".join(re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)).replace("\\\n", " ").splitlines()
-    assert len(lines) == 7
+    assert len(lines) == 9
     for line in lines:
         words = shlex.split(line)
         assert words[0] == "lamina"
         assert main(words[1:]) == 0, (line, capsys.readouterr().err[-2000:])
     said = capsys.readouterr()
     assert "criterion confidence_penalty" in said.err + said.out
+    assert "exact match = 100.0\nmetric:exact\nBLEU4 = 100.00, " in said.out
+    assert "Generate valid with beam=5: exact match = " in said.out
     assert main(["prune", "checkpoints/two/checkpoint_last.pt", "--encoder-layers-to-keep", "0,", "--output", "x.pt",
                  "--user-dir", "my_parts"]) == 2
     assert "--fusion top-two cannot be pruned" in capsys.readouterr().err

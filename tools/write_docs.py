@@ -235,7 +235,8 @@ def _option_row(cls: type, leaf: Leaf) -> tuple[str, ...]:
         names = [name.replace("--", "--[no-]", 1) for name in names]
     remarks = []
     if leaf.info.choices:
-        remarks.append(f"One of {', '.join(f'`{choice}`' for choice in leaf.info.choices)}.")
+        number = "One or several" if isinstance(leaf.default, tuple) else "One"
+        remarks.append(f"{number} of {', '.join(f'`{choice}`' for choice in leaf.info.choices)}.")
     if owners := _owners(cls, leaf.name):
         remarks.append(f"For {'; '.join(owners)}.")
     return (", ".join(f"`{name}`" for name in names), default_text(cls, leaf),

@@ -33,8 +33,9 @@ T = TypeVar("T")
 class UnknownPartError(ConfigError):
     """A name that is none of an option's choices; a part that nobody registered, it may be."""
 
-    def __init__(self, option: str, name: object, known: Iterable[str]) -> None:
-        super().__init__(f"--{option} is {name!r}; it must be one of {', '.join(known)}.")
+    def __init__(self, option: str, name: object, known: Iterable[str], *, is_list: bool = False) -> None:
+        several = ", or several of them separated by commas" if is_list else ""
+        super().__init__(f"--{option} is {name!r}; it must be one of {', '.join(known)}{several}.")
         self.option, self.name = option, name
 
 
@@ -50,7 +51,7 @@ class FlagInfo:
     help: str
     name: str | None = None
     aliases: tuple[str, ...] = ()
-    choices: Collection[str] | None = None
+    choices: Collection[str] | None = None  # of a list: of each item
     paper: str = ""  # where a reader can check, "Admin §4.3"
     needs: tuple[str, ...] = ()  # flags without which this one does nothing; "!x": with which it does nothing
     wants: tuple[str, ...] = ()  # traits of a task, any of which makes it do something; none: it does with all tasks
@@ -195,7 +196,7 @@ def _leaves(cls: type, prefix: str, chosen_by: tuple[tuple[str, str], ...], want
                 for kind_cls in info.kinds.values():
                     yield from _leaves(kind_cls, prefix, chosen_by, info.wants or wants)
             case FlagInfo():
-                yield Leaf(prefix + _flat_name(item), hints[item.name], item.default, info, group, chosen_by,
+                yield Leaf(prefix + flag_name(item), hints[item.name], item.default, info, group, chosen_by,
                            info.wants or wants)
 
 
@@ -204,7 +205,7 @@ def _type_hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _flat_name(item: dataclasses.Field) -> str:
+def flag_name(item: dataclasses.Field) -> str:
     return item.metadata["info"].name or item.name.replace("_", "-")
 
 
@@ -223,7 +224,7 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
                 for own in value:
                     flat |= flatten(own, prefix)
             case FlagInfo():
-                flat[prefix + _flat_name(item)] = list(value) if isinstance(value, tuple) else value
+                flat[prefix + flag_name(item)] = list(value) if isinstance(value, tuple) else value
     return flat
 
 
@@ -281,7 +282,7 @@ def _build(cls: type[T], values: Mapping[str, Any], prefix: str, used: set[str])
             case EveryInfo():
                 arguments[item.name] = tuple(_build(own, values, prefix, used) for own in info.kinds.values())
             case FlagInfo():
-                name = prefix + _flat_name(item)
+                name = prefix + flag_name(item)
                 used.add(name)
                 if name in values:
                     arguments[item.name] = coerce(hints[item.name], values[name], name, info.choices)
@@ -327,11 +328,12 @@ def coerce(kind: Any, value: Any, name: str, choices: Collection[str] | None = N
         result = _coerce(kind, value)
     except (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError):
         raise ConfigError(f"--{name} is {value!r}; it must be {describe(kind)}.") from None
-    for number in result if isinstance(result, tuple) else (result,):
-        if isinstance(number, int) and abs(number) > LARGEST_NUMBER:
+    items = result if isinstance(result, tuple) else (result,)
+    for item in items:
+        if isinstance(item, int) and abs(item) > LARGEST_NUMBER:
             raise ConfigError(f"--{name} is {_short(value)}; a whole number must lie below 2^31.")
-    if choices is not None and result is not None and result not in choices:
-        raise UnknownPartError(name, result, choices)
+        if choices is not None and item is not None and item not in choices:
+            raise UnknownPartError(name, item, choices, is_list=isinstance(result, tuple))
     return result
 
 

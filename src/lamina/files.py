@@ -56,6 +56,11 @@ def whole_file(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
+def write_json(path: Path, content: Any) -> None:
+    with whole_file(path) as part:
+        part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
 def part_of(path: Path) -> Path:
     """Where to write what will be `path`; the name says which process of which machine is at it."""
     return path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.part")

@@ -82,6 +82,15 @@ def test_figures_numbers_and_page(fused, data, tmp_path):
     assert 0.0 < float(facts["mean gate"]) < 1.0
 
 
+def test_masked_layers_are_judged_by_any_metric_that_compares_with_references(plain, data, tmp_path, capsys):
+    assert analyze(plain, data, tmp_path / "chrf", "--metric", "chrf", "--max-pairs", "3") == 0
+    assert list(table(tmp_path / "chrf" / "masked_layers.csv")[0]) == [
+        "masked", "loss_bits", "loss_change", "chrf", "chrf_change", "length_ratio", "length_ratio_change"]
+    assert "chrF, the length of translations" in (tmp_path / "chrf" / "index.html").read_text(encoding="utf-8")
+    assert analyze(plain, data, tmp_path / "m2", "--metric", "m2") == 2
+    assert "--metric is 'm2'; it must be one of bleu, chrf, ter, rouge1" in capsys.readouterr().err
+
+
 def test_what_a_model_lacks_is_said_and_an_earlier_page_is_replaced(fused, plain, data, tmp_path):
     assert analyze(fused, data, tmp_path, "--metric", "loss") == 0
     (tmp_path / "notes.txt").write_text("mine")

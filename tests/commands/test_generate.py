@@ -1,6 +1,7 @@
 """`lamina generate`, `interactive` and `rescore`, in-process, with a model trained on 60 lines."""
 
 import io
+import json
 import math
 import re
 import sys
@@ -83,6 +84,21 @@ def test_quiet_and_other_metrics(trained, capsys):
     assert "tok:13a" in lines[1]
 
 
+def test_figures_as_json(trained, tmp_path, capsys):
+    path = tmp_path / "figures.json"
+    lines = generate(capsys, trained, "--quiet", "--metric", "chrf,ter", "--json", str(path))
+    found = json.loads(path.read_text())
+    assert [f"{value:.2f}" for value in found["figures"].values()] == [line.rsplit(" = ", 1)[1] for line in lines[::2]]
+    assert list(found["figures"]) == ["chrf", "ter"]
+    assert found["signatures"]["ter"] == lines[3].removeprefix("| ")
+    assert found["sentences"] > 0
+    assert found["tokens"] > found["sentences"]
+    data, checkpoint = trained
+    assert main(["generate", data, "--path", checkpoint, "--gen-subset", "valid", "--cpu", "--score-reference", "--json",
+                 str(path)]) == 2
+    assert "--json has no effect together with --score-reference" in capsys.readouterr().err
+
+
 def test_nbest_is_sorted(trained, capsys):
     lines = generate(capsys, trained, "--beam", "3", "--nbest", "3")
     scores = [float(line.split("\t")[1]) for line in lines if line.startswith("H-0\t")]
@@ -155,7 +171,9 @@ def test_overrides_are_literals(trained, capsys):
 
 @pytest.mark.parametrize(("flags", "message"), [
     (["--gen-subset", "nosplit"], "no split 'nosplit'"), (["--path", "nowhere.pt"], "there is no checkpoint nowhere.pt"),
-    (["--nbest", "9"], "--nbest is 9"), (["--metric", "rouge"], "--metric knows"), (["--shard-id", "1"], "--shard-id is 1"),
+    (["--nbest", "9"], "--nbest is 9"), (["--shard-id", "1"], "--shard-id is 1"),
+    (["--metric", "m2"], "--metric is 'm2'; it must be one of bleu, chrf, ter"), (["--metric", ","], "--metric is empty"),
+    (["--order", "3", "--metric", "ter"], "--order has no effect without BLEU. Add bleu to --metric"),
     (["--sampling-topk", "3"], "without --sampling"), (["--quantize", "int8", "--bf16"], "--bf16 has no place beside it"),
     (["--quantize", "int4"], "--quantize is 'int4'"),
 ])

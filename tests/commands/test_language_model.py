@@ -1,6 +1,7 @@
 """A language model from text to perplexity and to texts: preprocess, train, eval-lm, interactive, Python."""
 
 import io
+import json
 import math
 import re
 import shlex
@@ -102,6 +103,19 @@ def test_eval_lm_agrees_with_validation_and_with_python(data, model, capsys):
     scores = lamina.load(model, device="cpu").score(lines)
     total, count = sum(score.total for score in scores), sum(len(score.ids) for score in scores)
     assert bits == pytest.approx(-total / count / math.log(2), abs=1e-4)
+
+
+@pytest.mark.parametrize("by_word", [False, True])
+def test_figures_as_json(data, piece_model, capsys, tmp_path, by_word):
+    path = tmp_path / "figures.json"
+    flags = "--remove-bpe" if by_word else ""
+    bits, out = evaluated(f"{data}/pieces --path {piece_model} --gen-subset valid {flags} --json {path}", capsys)
+    found, other = json.loads(path.read_text()), "token" if by_word else "word"
+    assert found["figures"]["loss"] == pytest.approx(bits, abs=1e-4)
+    assert f"Perplexity: {found['figures']['ppl']:.2f}\n" in out
+    assert f"| by {other}: Loss (base 2): {found['figures'][f'{other}_loss']:.4f}, " in out
+    assert f"Perplexity: {found['figures'][f'{other}_ppl']:.2f} (" in out
+    assert found["tokens"] > found["words"] > 0
 
 
 @pytest.mark.parametrize("flags", ["--max-tokens 16", "--batch-size 1", "--softmax-batch 3", "--cpu", "--max-sentences 3",

@@ -1,6 +1,7 @@
 """`lamina score`: fairseq's command lines and output, several references, files that do not fit."""
 
 import io
+import json
 import os
 import sys
 import threading
@@ -217,3 +218,19 @@ def test_against_a_baseline(folder, capsys):
     assert "--baseline compares by bleu, chrf, ter" in error(capsys, "--sys", "sys", "--ref", "ref", "--metric", "rouge",
                                                              "--baseline", "other")
     assert "without --baseline" in error(capsys, "--sys", "sys", "--ref", "ref", "--bootstrap-samples", "7")
+
+
+def test_figures_as_json(folder, capsys):
+    words = ["--sys", "sys", "--ref", "ref", "--metric", "bleu,ter"]
+    printed = score(capsys, *words)
+    assert score(capsys, *words, "--json", "figures.json") == printed
+    found = json.loads((folder / "figures.json").read_text())
+    assert found == {"figures": {"bleu": sacrebleu.corpus_bleu(SYSTEM, [REFERENCE], tokenize="none", force=True).score,
+                                 "ter": sacrebleu.corpus_ter(SYSTEM, [REFERENCE]).score},
+                     "signatures": {"bleu": printed[1], "ter": printed[3]}, "compared": {}}
+    score(capsys, *words, "--json", "figures.json", "--baseline", "other", "--bootstrap-samples", "20")
+    compared = json.loads((folder / "figures.json").read_text())["compared"]
+    assert list(compared) == ["bleu", "ter"]
+    assert compared["bleu"]["difference"] == compared["bleu"]["score"] - compared["bleu"]["baseline"]
+    assert 0 < compared["bleu"]["p"] <= 1
+    assert "--json has no effect together with --sentence-bleu" in error(capsys, *words, "--json", "x", "--sentence-bleu")

@@ -458,7 +458,7 @@ def test_pretrained_embeddings(data, tmp_path):
 @pytest.mark.parametrize("metric", [[], ["--eval-bleu", "--best-checkpoint-metric", "bleu"]])
 def test_of_two_equal_scores_the_later_is_kept_and_patience_ends(data, tmp_path, monkeypatch, metric, capsys):
     monkeypatch.setattr("lamina.training.run.validation_loss", lambda *_, **__: {"loss": 1.0, "nll_loss": 1.0, "ppl": 2.0})
-    monkeypatch.setattr("lamina.tasks.translation.corpus_bleu", lambda *_, **__: 5.0)
+    monkeypatch.setattr("lamina.parts.text_metrics.BleuMetric.corpus", lambda self, *_: self.score({"bleu": 5.0}))
     assert train(data, tmp_path, "--max-epoch", "9", "--patience", "2", *metric) == 0
     assert "no improvement in 2 validations (--patience)" in capsys.readouterr().out
     assert load_checkpoint(tmp_path / "checkpoint_best.pt").training["progress"]["epoch"] == 4  # as epoch 3 left it

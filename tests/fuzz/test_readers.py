@@ -41,6 +41,7 @@ from lamina.models.build import build_model
 from lamina.parts.residuals import Adaptive
 from lamina.recipes.dataset import read_dataset
 from lamina.recipes.plan import Places, plan_data
+from lamina.recipes.printed_figures import comparison_figures, score_figures
 from lamina.recipes.recipe_file import read_recipe
 from lamina.recipes.results import read_rows
 from lamina.recipes.runner import Wishes, plan_all
@@ -420,6 +421,17 @@ RESULT = b'{"kind": "run", "recipe": "r", "variant": "v", "cut": "", "seed": 1, 
 def test_results_file(folder, content):
     (folder / "results.jsonl").write_bytes(content)
     reads_or_refuses(lambda: read_rows(folder / "results.jsonl"))
+
+
+SCORED = (b'{"figures": {"bleu": 41.5, "ppl": 17.4, "word_ppl": "inf"}, "signatures": {"bleu": "tok:13a"}, '
+          b'"compared": {"bleu": {"score": 41.5, "baseline": 41.0, "difference": 0.5, "p": 0.03}}}')
+
+
+@FUZZ
+@given(content=mutated(SCORED))
+def test_figures_file(folder, content):
+    (folder / "figures.json").write_bytes(content)
+    reads_or_refuses(lambda: (score_figures(folder / "figures.json"), comparison_figures(folder / "figures.json")))
 
 
 SEGMENTS = b'<srcset><doc>\n<seg id="1">one &amp; two</seg>\n<seg id="2">three\n</seg></doc></srcset>\n'

@@ -1,6 +1,7 @@
 """Figures off logs, rows and tables."""
 
 import json
+import math
 
 import pytest
 
@@ -31,17 +32,30 @@ def test_figures_of_training(tmp_path):
     assert training_figures(tmp_path / "nothing") == {}
 
 
-def test_figures_of_scores():
-    assert score_figures("BLEU4 = 41.59, 75.0/51.7 (BP=0.954)\nsignature\nchrF2 = 60.10\n") == {"BLEU": 41.59, "chrF": 60.1}
-    assert score_figures("ROUGE-1 = 38.12, ROUGE-2 = 12.90, ROUGE-L = 30.45, ROUGE-Lsum = 30.44\n") == {
+def figures(path, content):
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_figures_of_scores(tmp_path):
+    """Rounded as they are printed, under the names that tables have."""
+    path = tmp_path / "x.score.json"
+    assert score_figures(path) == {}
+    assert score_figures(figures(path, {"figures": {"bleu": 41.5861, "chrf": 60.1}})) == {"BLEU": 41.59, "chrF": 60.1}
+    rouge = {"rouge1": 38.12, "rouge2": 12.9, "rougeL": 30.45, "rougeLsum": 30.44}
+    assert score_figures(figures(path, {"figures": rouge})) == {
         "ROUGE-1": 38.12, "ROUGE-2": 12.9, "ROUGE-L": 30.45, "ROUGE-Lsum": 30.44}
-    assert score_figures("M2 F0.5 = 45.10 (P=1.00, R=2.00)\n") == {"M2": 45.1}
-    assert score_figures("GLEU = 50.12 (std=0.10)\n") == {"GLEU": 50.12}
-    lines = "| by word: Loss (base 2): 5.00, Perplexity: 32.00 (9 words)\nLoss (base 2): 4.1234, Perplexity: 17.43\n"
-    assert score_figures(lines) == {"word ppl": 32.0, "ppl": 17.43}
-    compared = ("BLEU4 = 1\ncompared: bleu 41.59 against 41.00 (+0.59, p = 0.0312)\n"
-                "compared: chrf 1.00 against 2.00 (-1.00, p = 1.0000)\n")
-    assert comparison_figures(compared) == {"bleu": {"difference": 0.59, "p": 0.0312}, "chrf": {"difference": -1.0, "p": 1.0}}
+    assert score_figures(figures(path, {"figures": {"m2": 45.1, "gleu": 50.12, "errant": 1}})) == {
+        "M2": 45.1, "GLEU": 50.12, "ERRANT": 1.0}
+    assert score_figures(figures(path, {"figures": {"loss": 4.1, "ppl": 17.434, "word_loss": 5.0, "word_ppl": "inf"}})) == {
+        "ppl": 17.43, "word ppl": math.inf}
+    compared = {"bleu": {"score": 41.59, "baseline": 41.0, "difference": 0.5901, "p": 0.03121},
+                "chrf": {"score": 1, "baseline": 2, "difference": -1.0, "p": 1.0}}
+    assert comparison_figures(figures(path, {"figures": {}, "compared": compared})) == {
+        "bleu": {"difference": 0.59, "p": 0.0312}, "chrf": {"difference": -1.0, "p": 1.0}}
+    path.write_text('{"figures": {"bleu": ')
+    with pytest.raises(DataError, match="should hold figures as --json writes them"):
+        score_figures(path)
     assert decoding_speed("| translated 6 lines (10 tokens) in 0.1 s (60.00 sentences/s, 100.00 tokens/s)\n") == 60.0
     assert decoding_speed("") is None
 

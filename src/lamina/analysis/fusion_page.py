@@ -14,6 +14,7 @@ from lamina.analysis.page import Section
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.nn.fusion import LayerAttention, LayerWise
 from lamina.nn.heads import HardMix, SoftMix, SurfaceHead
+from lamina.parts.figures import known_figures
 
 COSINE_EDGES = np.linspace(-1.0, 1.0, 51)
 # Below it, singular values are rounding errors of float32 weights.
@@ -79,7 +80,8 @@ def gate_section(model: EncoderDecoder, gates: Gates | None, bins: Sequence[Freq
     return Section(name, title, text, figure, "Box plot of the gate for each class of token frequency.", columns, rows, facts)
 
 
-def masking_section(model: EncoderDecoder, masked: Masked | None, *, is_folded: bool = False) -> Section:
+def masking_section(model: EncoderDecoder, masked: Masked | None, metric: str = "bleu", *, is_folded: bool = False) -> Section:
+    """`metric`: the figure of the qualities' `value`, where there is one."""
     name, title = "masked_layers", "What is lost without an encoder layer"
     if masked is None:
         why = ("the model was folded, and what a layer hands on is scaled for the layer after it. Look at the model as it was "
@@ -94,23 +96,24 @@ def masking_section(model: EncoderDecoder, masked: Masked | None, *, is_folded: 
         how += " “Surface” hides the source embeddings from the softmax, which is left with the decoder's own scores."
     whole = masked.whole
     columns, rows = ["masked", "loss_bits", "loss_change"], []
-    if whole.bleu is not None:
-        columns += ["bleu", "bleu_change", "length_ratio", "length_ratio_change"]
+    if whole.value is not None:
+        columns += [metric, f"{metric}_change", "length_ratio", "length_ratio_change"]
     for mask, quality in (("nothing", whole), *masked.without.items()):
         row = [mask, f"{quality.loss:.6f}", f"{quality.loss - whole.loss:.6f}"]
-        if whole.bleu is not None and quality.bleu is not None:
-            row += [f"{quality.bleu.score:.4f}", f"{quality.bleu.score - whole.bleu.score:.4f}", f"{quality.bleu.ratio:.6f}",
+        if whole.value is not None and quality.value is not None and whole.bleu is not None and quality.bleu is not None:
+            row += [f"{quality.value:.4f}", f"{quality.value - whole.value:.4f}", f"{quality.bleu.ratio:.6f}",
                     f"{quality.bleu.ratio - whole.bleu.ratio:.6f}"]
         rows.append(row)
     changes = {column: [float(row[columns.index(column)]) for row in rows[1:]] for column in columns if "change" in column}
     series = {"change in loss\n(bits a token)": changes["loss_change"]}
     facts: dict[str, float | str] = {"loss of the whole model (bits a token)": whole.loss}
-    if whole.bleu is not None:
-        series = {"change in\nBLEU": changes["bleu_change"],
+    if whole.value is not None and whole.bleu is not None:
+        label = known_figures()[metric].figure.label
+        series = {f"change in\n{label}": changes[f"{metric}_change"],
                   "change in\nlength ratio": changes["length_ratio_change"], **series}
-        facts |= {"BLEU of the whole model": whole.bleu.score, "length ratio of the whole model": whole.bleu.ratio,
-                  "signature": whole.bleu.signature}
-        what = "BLEU, the length of translations as a share of the references', and the loss of the references"
+        facts |= {f"{label} of the whole model": whole.value, "length ratio of the whole model": whole.bleu.ratio,
+                  "signature": whole.signature}
+        what = f"{label}, the length of translations as a share of the references', and the loss of the references"
     else:
         what = "The loss of the references"
     facts["most missed, by loss"] = max(masked.without, key=lambda mask: masked.without[mask].loss)

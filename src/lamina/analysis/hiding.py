@@ -17,7 +17,9 @@ from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.nn.cross_entropy import Term
 from lamina.nn.fusion import LayerAttention, layer_name
 from lamina.nn.heads import SurfaceHead
+from lamina.parts.contracts import MetricInputs
 from lamina.parts.criteria import CrossEntropy
+from lamina.parts.figures import metric_of
 from lamina.tasks.translation import GREEDY
 from lamina.training.validate import validation_loss
 
@@ -78,20 +80,24 @@ class Quality(NamedTuple):
 
     loss: float  # bits a token
     bleu: BleuScore | None = None  # with the length of the translations
+    value: float | None = None  # of the figure that was asked for
+    signature: str = ""  # of that one
 
 
 class Judge:
     """Measures the same model on the same pairs again and again; `beam` 0 translates nothing."""
 
     def __init__(self, model: EncoderDecoder, batches: Sequence[Batch], *, beam: int, bleu: Bleu,
-                 text_of: Callable[..., str], advance: Callable[[int], object] = lambda number: None) -> None:
-        """`text_of(ids, is_reference=...)` gives what BLEU compares."""
+                 text_of: Callable[..., str], advance: Callable[[int], object] = lambda number: None,
+                 figure: str = "bleu") -> None:
+        """`text_of(ids, is_reference=...)` gives what BLEU and the metric of the `figure` compare."""
         self.model = model
         self.batches = batches
         self.search = Search([model], replace(GREEDY, beam=beam)) if beam else None
         self.bleu = bleu
         self.text_of = text_of
         self.advance = advance
+        self.figure = figure
 
     def quality(self) -> Quality:
         with_progress = self._counted()
@@ -103,7 +109,9 @@ class Judge:
         for batch in with_progress:
             hypotheses += [self.text_of(found[0].ids) for found in self.search.run(batch.source)]
             references += [self.text_of(row, is_reference=True) for row in batch.target_out.tolist()]
-        return Quality(loss, self.bleu.corpus(hypotheses, [references]))
+        inputs = MetricInputs(is_tokenized=self.bleu.is_tokenized)
+        score = metric_of(self.figure).corpus(hypotheses, [references], inputs)
+        return Quality(loss, self.bleu.corpus(hypotheses, [references]), score.values[self.figure], score.signature)
 
     def _counted(self) -> Iterator[Batch]:
         for batch in self.batches:

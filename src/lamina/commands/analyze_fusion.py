@@ -139,9 +139,9 @@ def _masking(config: AnalyzeFusionConfig, subject: Subject) -> Section:
     references = [text_of(example.target.tolist(), is_reference=True) for example in subject.examples]
     bleu = Bleu(is_tokenized=isinstance(translator.subwords[1], Whitespace) or looks_tokenized(references))
     with console.progress("masking encoder layers", (1 + len(masks)) * len(subject.examples)) as advance:
-        judge = Judge(subject.model, subject.batches, beam=config.beam if config.metric == "bleu" else 0, bleu=bleu,
-                      text_of=text_of, advance=advance)
-        return fusion_page.masking_section(subject.model, measure_masks(masks, judge.quality))
+        judge = Judge(subject.model, subject.batches, beam=config.beam if config.is_of_texts else 0, bleu=bleu,
+                      text_of=text_of, advance=advance, figure=config.metric)
+        return fusion_page.masking_section(subject.model, measure_masks(masks, judge.quality), config.metric)
 
 
 def _spectrum(subject: Subject) -> Section:

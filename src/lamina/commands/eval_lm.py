@@ -13,8 +13,9 @@ from lamina.commands.generate import load_model
 from lamina.config.eval_lm_options import EvalLmConfig
 from lamina.data.blocks import TokenBlocks, find_language, open_blocks
 from lamina.data.verify import load_dictionary, verify_splits
-from lamina.decode.perplexity import Tally, WordMarks, perplexity_line, score_blocks, words_of
+from lamina.decode.perplexity import Tally, WordMarks, perplexity_line, perplexity_of, score_blocks, words_of
 from lamina.errors import CheckpointError, ConfigError, DataError
+from lamina.metrics.figures_file import write_figures
 from lamina.pruning.cut import PRUNING_LINE
 from lamina.text.pieces import warn_of_joiner
 from lamina.text.subword import Bpe, SentencePiece, Subword
@@ -52,9 +53,23 @@ def run(config: EvalLmConfig) -> None:
         other, count = ("token", tally.num_tokens) if config.remove_bpe else ("word", tally.num_words)
         print(f"| by {other}: {perplexity_line(tally.total, count)} ({count} {other}s)")
     print(perplexity_line(tally.total, tally.num_words if config.remove_bpe else tally.num_tokens))
+    if config.json is not None:
+        write_figures(config.json, _figures(tally, mark, by_word=bool(config.remove_bpe)), tokens=tally.num_tokens,
+                      words=tally.num_words if mark is not None else None, seconds=seconds)
     if config.has_word_stats:
         for stat in sorted(tally.stats.values(), key=lambda stat: -stat.count):
             print(stat.line())
+
+
+def _figures(tally: Tally, mark: str | None, *, by_word: bool) -> dict[str, float]:
+    """The closing line's, and by the other unit where there are two."""
+    counts = {"": tally.num_words if by_word else tally.num_tokens}
+    if mark is not None:
+        counts["token_" if by_word else "word_"] = tally.num_tokens if by_word else tally.num_words
+    figures: dict[str, float] = {}
+    for prefix, count in counts.items():
+        figures[f"{prefix}loss"], figures[f"{prefix}ppl"] = perplexity_of(tally.total, count)
+    return figures
 
 
 def _say(text: str) -> None:

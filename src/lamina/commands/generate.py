@@ -17,6 +17,7 @@ from lamina import console
 from lamina.api import DTYPES, Translator, load
 from lamina.api.outputs import warn_of_lost
 from lamina.config.generate_options import GenerateConfig, ModelFiles, SplitData
+from lamina.config.metric_options import chosen_metrics
 from lamina.config.ranks_options import RanksConfig
 from lamina.data.batching import DEFAULT_BATCH_SIZE
 from lamina.data.corpus import Example, Languages, ParallelCorpus, load_dictionaries, open_corpus
@@ -30,8 +31,9 @@ from lamina.decode.source_text import SourceText
 from lamina.distributed.launch import joined
 from lamina.distributed.ranks import Ranks
 from lamina.errors import CheckpointError, DataError
-from lamina.metrics.bleu import TOKENIZED_TWICE, Bleu
-from lamina.metrics.chrf_ter import Chrf, Ter
+from lamina.metrics.bleu import TOKENIZED_TWICE
+from lamina.metrics.figures_file import write_scores
+from lamina.parts import MetricInputs, Score
 from lamina.text.pieces import warn_of_joiner
 from lamina.text.tokenizer import looks_tokenized
 from lamina.text.vocabulary import UNK
@@ -83,8 +85,13 @@ def _generate(config: GenerateConfig, ranks: Ranks) -> None:
         console.notice(f"translated {len(examples)} sentences ({num_tokens} tokens) in {seconds:.1f} s "
                        f"({len(examples) / seconds:.2f} sentences/s, {num_tokens / seconds:.2f} tokens/s)")
         if not config.score_reference:
-            for line in _figures(config, hypotheses, references):
-                output.write(line + "\n")
+            scores = _scores(config, hypotheses, references)
+            for score in scores.values():
+                # A figure, then the signature to quote with it.
+                output.write(f"Generate {config.data.subset} with beam={config.search.beam}: {score.text}\n")
+                output.write(f"| {score.signature}\n")
+            if config.json is not None:
+                write_scores(config.json, scores, sentences=len(examples), tokens=num_tokens, seconds=seconds)
 
 
 class Result(NamedTuple):
@@ -260,12 +267,10 @@ def _open_output(config: GenerateConfig) -> Iterator[TextIO]:
     console.notice(f"wrote {path}")
 
 
-def _figures(config: GenerateConfig, hypotheses: list[str], references: list[str]) -> Iterator[str]:
-    """The closing lines: a figure, then the signature to quote with it."""
-    if "bleu" in config.metrics and config.is_detokenized and looks_tokenized(references):
+def _scores(config: GenerateConfig, hypotheses: list[str], references: list[str]) -> dict[str, Score]:
+    """Of each metric, by name."""
+    metrics = chosen_metrics(config.metrics, config.parts)
+    if config.is_detokenized and any(metric.cuts_words for metric in metrics) and looks_tokenized(references):
         console.warn(TOKENIZED_TWICE)
-    for name in config.metrics:
-        metric = {"chrf": Chrf, "ter": Ter}[name]() if name != "bleu" else Bleu(is_tokenized=not config.is_detokenized)
-        score = metric.corpus(hypotheses, [references])
-        yield f"Generate {config.data.subset} with beam={config.search.beam}: {score.text}"
-        yield f"| {score.signature}"
+    inputs = MetricInputs(is_tokenized=not config.is_detokenized)
+    return {metric.name: metric.corpus(hypotheses, [references], inputs) for metric in metrics}

@@ -63,8 +63,8 @@ def _found(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], f
     total = most_measurements(meter.whole.depths, depths, width) + len(RULES)
     with console.progress("searching layers", total) as advance:
         found = search_layers(meter.whole, depths, _counting(quality, advance), width=width, is_maximized=meter.is_maximized)
-    tokens = ", tokens as they stand (tok:none)" if meter.is_maximized and meter.counts_tokens else ""
-    unit = f"BLEU{tokens}" if meter.is_maximized else "loss, bits a token"
+    tokens = ", tokens as they stand (tok:none)" if config.measure.cuts_words and meter.counts_tokens else ""
+    unit = f"{config.measure.figure.label}{tokens}" if config.measure.is_of_texts else "loss, bits a token"
     print(f"| {unit}, on {config.measure.subset}:")
     rows = [("all layers", meter.whole, quality(meter.whole)), *((name, *scored) for name, scored in found.choices.items())]
     _show(rows, kept=found.best)
@@ -78,7 +78,7 @@ def _draw(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], fl
     with console.progress("measuring depths", num_measurements(meter.whole, stacks, width)) as advance:
         points = measure_curve(meter.whole, stacks, _counting(quality, advance), meter.tokens_per_second, width=width,
                                is_maximized=meter.is_maximized)
-    unit = "BLEU" if meter.is_maximized else "loss, bits a token"
+    unit = config.measure.figure.label if config.measure.is_of_texts else "loss, bits a token"
     print(f"| {unit} and target tokens a second at every depth, on {config.measure.subset}:")
     _show([(f"{point.depth} {point.choice}", point.subset, point.value, f"{point.tokens_per_second:,.0f} tokens/s")
            for point in points])

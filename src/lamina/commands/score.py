@@ -5,39 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from lamina import console
-from lamina.config.score_options import OF_EDITS, STANDARD_INPUT, ScoreConfig
+from lamina.config.score_options import STANDARD_INPUT, ScoreConfig
 from lamina.errors import DataError
-from lamina.metrics.bleu import TOKENIZED_TWICE, Bleu
-from lamina.metrics.chrf_ter import Chrf, Ter
-from lamina.metrics.errant import Errant
-from lamina.metrics.gleu import Gleu
-from lamina.metrics.m2 import MaxMatch, read_m2
-from lamina.metrics.rouge import Rouge
-from lamina.metrics.significance import paired_bootstrap
+from lamina.metrics.bleu import TOKENIZED_TWICE
+from lamina.metrics.figures_file import write_scores
+from lamina.metrics.m2 import Annotated, read_m2
+from lamina.metrics.significance import Comparison, paired_bootstrap
+from lamina.parts import Metric, MetricInputs
 from lamina.text.tokenizer import looks_tokenized
 
 SHOWN_CHARACTERS = 40  # of a line, in an error
-
-
-class Score(Protocol):
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def signature(self) -> str: ...
-
-
-class Scorer(Protocol):
-    """`references` holds one list for each reference file, as long as `hypotheses`."""
-
-    def corpus(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score: ...
-
-
-class SentenceScorer(Scorer, Protocol):
-    def sentence(self, hypothesis: str, references: Sequence[str]) -> Score: ...
 
 
 def run(config: ScoreConfig) -> None:
@@ -45,67 +24,58 @@ def run(config: ScoreConfig) -> None:
     references = [read_sentences(path) for path in config.references]
     for path, texts in zip(config.references, references, strict=True):
         check_alignment((config.hypotheses, hypotheses), (path, texts))
-    if config.is_detokenized and "bleu" in config.metrics and any(map(looks_tokenized, references)):
+    if config.is_detokenized and any(metric.cuts_words for metric in config.chosen) and any(map(looks_tokenized, references)):
         console.warn(TOKENIZED_TWICE)
+    inputs = _read_inputs(config, hypotheses)
     if config.is_by_sentence:
-        _print_by_sentence([build_scorer(metric, config) for metric in config.metrics], hypotheses, references)
+        _print_by_sentence(config.chosen, hypotheses, references, inputs)
         return
-    for scorer in [build_file_scorer(metric, config, hypotheses) for metric in config.metrics]:
-        score = scorer.corpus(hypotheses, references)
+    scores = {metric.name: metric.corpus(hypotheses, references, inputs) for metric in config.chosen}
+    for score in scores.values():
         print(score.text)
         print(score.signature)
-    if config.baseline is not None:
-        _compare(config, hypotheses, references)
+    compared = [] if config.baseline is None else _compare(config, hypotheses, references, inputs)
+    if config.json is not None:
+        write_scores(config.json, scores, compared={found.metric: found.figures for found in compared})
 
 
-def _compare(config: ScoreConfig, hypotheses: list[str], references: list[list[str]]) -> None:
+def _read_inputs(config: ScoreConfig, hypotheses: list[str]) -> MetricInputs:
+    """The files beside hypotheses and references, which have to fit them."""
+    read = (config.hypotheses, hypotheses)
+    sources: list[str] = []
+    edits: list[Annotated] = []
+    if config.source is not None:
+        sources = read_sentences(config.source)
+        check_alignment(read, (config.source, sources))
+    if config.m2 is not None:
+        edits = read_m2(read_sentences(config.m2), _name(config.m2))
+        check_alignment(read, (config.m2, [" ".join(sentence.source) for sentence in edits]))
+    return MetricInputs(sources=sources, edits=edits, is_tokenized=not config.is_detokenized, ignore_case=config.ignore_case)
+
+
+def _compare(config: ScoreConfig, hypotheses: list[str], references: list[list[str]], inputs: MetricInputs) -> list[Comparison]:
     assert config.baseline is not None, "the caller has looked"
     baseline = read_sentences(config.baseline)
     check_alignment((config.hypotheses, hypotheses), (config.baseline, baseline))
-    metrics = {name: build_scorer(name, config).of_sacrebleu for name in config.metrics}  # type: ignore[attr-defined]
-    for found in paired_bootstrap(hypotheses, baseline, references, metrics, config.num_samples):
+    metrics = {metric.name: metric.of_sacrebleu(inputs) for metric in config.chosen}
+    compared = paired_bootstrap(hypotheses, baseline, references, metrics, config.num_samples)
+    for found in compared:
         print(f"compared: {found.text}")
     print(f"paired-bootstrap|samples:{config.num_samples}|baseline:{config.baseline}")
+    return compared
 
 
-def _print_by_sentence(scorers: Sequence[SentenceScorer], hypotheses: list[str], references: list[list[str]]) -> None:
+def _print_by_sentence(metrics: Sequence[Metric], hypotheses: list[str], references: list[list[str]],
+                       inputs: MetricInputs) -> None:
     signatures: list[str] = []
-    for number, (hypothesis, *answers) in enumerate(zip(hypotheses, *references, strict=True)):
-        scores = [scorer.sentence(hypothesis, answers) for scorer in scorers]
+    found = [metric.sentences(hypotheses, references, inputs) for metric in metrics]
+    for number, scores in enumerate(zip(*found, strict=True)):
         # Counted from 0, as the references do and as their H-0 lines are.
         print(number, "\t".join(score.text for score in scores))
         signatures = [score.signature for score in scores]
     for signature in signatures:
         # Not on stdout, where line N belongs to sentence N.
         console.notice(signature)
-
-
-def build_file_scorer(metric: str, config: ScoreConfig, hypotheses: list[str]) -> Scorer:
-    """One of those that read a file beside, or any other; `hypotheses` have to fit that file."""
-    read = (config.hypotheses, hypotheses)
-    if metric == "gleu":
-        assert config.source is not None, "the configuration has checked it"
-        sources = read_sentences(config.source)
-        check_alignment(read, (config.source, sources))
-        return Gleu(sources)
-    if metric in OF_EDITS:
-        assert config.m2 is not None, "the configuration has checked it"
-        sentences = read_m2(read_sentences(config.m2), _name(config.m2))
-        check_alignment(read, (config.m2, [" ".join(sentence.source) for sentence in sentences]))
-        return MaxMatch(sentences) if metric == "m2" else Errant(sentences)
-    return build_scorer(metric, config)
-
-
-def build_scorer(metric: str, config: ScoreConfig) -> SentenceScorer:
-    match metric:
-        case "bleu":
-            return Bleu(is_tokenized=not config.is_detokenized, order=config.order, ignore_case=config.ignore_case)
-        case "chrf":
-            return Chrf(ignore_case=config.ignore_case)
-        case "rouge":
-            return Rouge(uses_stemmer=config.uses_stemmer, separator=config.separator)
-        case _:
-            return Ter()
 
 
 def read_sentences(path: str) -> list[str]:

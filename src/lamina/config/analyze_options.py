@@ -10,9 +10,8 @@ from lamina.config.model import ModelConfig
 from lamina.config.plug_in_options import PlugInConfig
 from lamina.fields import REQUIRED, check, check_seed, flag, part, variant
 from lamina.parts.contracts import TaskKind
+from lamina.parts.figures import ANALYSIS_FIGURES, known_figures
 from lamina.registry import register
-
-METRICS = ("bleu", "loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,8 @@ class AnalyzeFusionConfig:
     out: str = flag(REQUIRED, "folder to write index.html, the figures (PNG) and the numbers behind them (CSV) to",
                     metavar="FOLDER")
     metric: str = flag("bleu", "what masking an encoder layer is judged by: bleu translates the pairs once for each layer and "
-                               "compares BLEU, length and loss; loss translates nothing and is quicker", choices=METRICS)
+                               "compares BLEU, length and loss; loss translates nothing and is quicker",
+                       choices=ANALYSIS_FIGURES)
     beam: int = flag(1, "beam of translations; 1 is greedy search")
     remove_bpe: str | None = flag(None, f"join subwords at this mark before BLEU: {joining.HELP}", metavar="[MARK]",
                                   bare_value=joining.BPE_MARK, aliases=("post-process",))
@@ -52,6 +52,11 @@ class AnalyzeFusionConfig:
         check(self.beam >= 1, f"--beam is {self.beam}; it must be at least 1, where 1 is greedy search.")
         check(self.sentence is None or bool(self.sentence.strip()), "--sentence is empty; give the source to draw.")
         joining.check_joiner(self.remove_bpe)
+
+    @property
+    def is_of_texts(self) -> bool:
+        """Whether it takes translations to measure it."""
+        return bool(known_figures()[self.metric].metric)
 
 
 @dataclass(frozen=True, kw_only=True)

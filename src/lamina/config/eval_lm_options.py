@@ -59,6 +59,7 @@ class EvalLmConfig:
     has_word_probs: bool = flag(False, "print each word with its log-probability, a line a block", name="output-word-probs")
     has_word_stats: bool = flag(False, "print each word's count, summed log-probability, whether it has subwords, and the same "
                                        "of the words after it", name="output-word-stats")
+    json: str | None = flag(None, "write the figures to this file too, unrounded, as one JSON object", metavar="FILE")
     plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:

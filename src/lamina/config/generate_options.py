@@ -8,11 +8,14 @@ from typing import Any
 
 from lamina.config import joining
 from lamina.config.keep import KeepConfig
+from lamina.config.metric_options import check_metric_options
 from lamina.config.plug_in_options import PlugInConfig
 from lamina.config.search_options import SearchConfig
 from lamina.errors import ConfigError
-from lamina.fields import REQUIRED, check, check_seed, flag, flatten, part
-from lamina.registry import TasksWith
+from lamina.fields import REQUIRED, check, check_seed, every, flag, flatten, part
+from lamina.parts.contracts import Metric
+from lamina.parts.figures import REFERENCE_METRICS
+from lamina.registry import TasksWith, register
 from lamina.traits import PAIRS, WRITES
 
 QUANTIZATIONS = ("int8",)
@@ -121,7 +124,6 @@ class GenerateData(SplitData):
               f"--shard-id is {self.shard_id}; with --num-shards {self.num_shards} it must lie in [0, {self.num_shards}).")
 
 
-METRICS = ("bleu", "chrf", "ter")
 SCORING = ("bleu", "sacrebleu")
 
 
@@ -144,10 +146,13 @@ class GenerateConfig:
                                        "stand", name="sacrebleu")
     scoring: str | None = flag(None, "what --sacrebleu chooses, in the words of later releases of fairseq: bleu of tokens, or "
                                "sacrebleu", choices=SCORING)
-    metrics: tuple[str, ...] = flag(("bleu",), "figures to close with: bleu, chrf, ter, by comma", name="metric",
+    metrics: tuple[str, ...] = flag(("bleu",), "figures to close with", name="metric", choices=REFERENCE_METRICS,
                                     metavar="NAME[,NAME..]")
+    parts: tuple[Metric, ...] = every(register.metric)
     results_path: str | None = flag(None, "write the lines to FOLDER/generate-SUBSET.txt instead of the terminal",
                                     metavar="FOLDER")
+    json: str | None = flag(None, "write the closing figures to this file too, unrounded, as one JSON object", metavar="FILE",
+                            needs="!score-reference")
     plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
@@ -161,11 +166,9 @@ class GenerateConfig:
               "source, then its phrases, separated by tabs.")
         check(not (self.score_reference and (self.output.has_alignment or self.output.replace_unk is not None)),
               "--score-reference translates nothing, so --print-alignment and --replace-unk have no effect. Leave them out.")
+        check_metric_options(self.metrics, self.parts, REFERENCE_METRICS)
         check(self.source_text is None or self.output.replace_unk is not None,
               "--source-text has no effect without --replace-unk. Add it, or leave --source-text out.")
-        unknown = [name for name in self.metrics if name not in METRICS]
-        check(not unknown and bool(self.metrics),
-              f"--metric knows {', '.join(METRICS)}, not {', '.join(unknown) or 'nothing'}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,6 +107,8 @@ def _help_text(cls: type, leaf: Leaf) -> str:
     meaning = leaf.info.help
     if leaf.info.choices and leaf.info.metavar:
         meaning += f": one of {', '.join(leaf.info.choices)}"
+        if isinstance(leaf.default, tuple):
+            meaning += ", or several, separated by commas"
     text = meaning + (f" ({'; '.join(notes)})" if notes else "")
     return text.replace("%", "%%")
 

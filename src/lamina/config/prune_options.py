@@ -8,6 +8,8 @@ from lamina.config import joining
 from lamina.config.keep import KeepConfig
 from lamina.config.plug_in_options import PlugInConfig
 from lamina.fields import REQUIRED, check, flag, flatten, part
+from lamina.parts.contracts import Figure
+from lamina.parts.figures import PRUNING_FIGURES, known_figures, metric_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class LayerMetricConfig:
     """Measurement: how a choice of layers is judged, with --search and --curve."""
 
     metric: str = flag("loss", "bits a token, lower is better; or BLEU of translations, higher is better",
-                       choices=("loss", "bleu"))
+                       choices=PRUNING_FIGURES)
     subset: str = flag("valid", "split to measure on", name="gen-subset")
     beam: int = flag(1, "beam of the translations that BLEU and decoding speed are measured on; 1 is greedy")
     remove_bpe: str | None = flag(None, f"join subwords at this mark before BLEU: {joining.HELP}; known automatically for data "
@@ -53,6 +55,20 @@ class LayerMetricConfig:
     def __post_init__(self) -> None:
         check(self.beam >= 1, f"--beam is {self.beam}; it must be at least 1, where 1 is greedy search.")
         joining.check_joiner(self.remove_bpe)
+
+    @property
+    def is_of_texts(self) -> bool:
+        """Whether it takes translations to measure it."""
+        return bool(known_figures()[self.metric].metric)
+
+    @property
+    def cuts_words(self) -> bool:
+        """Whether it depends on how the text is tokenized."""
+        return self.is_of_texts and metric_of(self.metric).cuts_words
+
+    @property
+    def figure(self) -> Figure:
+        return known_figures()[self.metric].figure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,9 @@ from lamina.config.plug_in_options import PlugInConfig
 from lamina.config.ranks_options import RanksConfig
 from lamina.fields import check, check_seed, flag, part, variant
 from lamina.parts.contracts import Criterion, Optimizer, Schedule, TaskKind
+from lamina.parts.figures import REFERENCE_METRICS, VALIDATION_FIGURES, known_figures
 from lamina.registry import register
-from lamina.traits import CLASSES, PAIRS
+from lamina.traits import PAIRS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +80,8 @@ class PrecisionConfig:
             check(getattr(self, name) > 0, f"--{name.replace('_', '-')} must be above 0.")
 
 
-ROUGE_KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
-LARGER_IS_BETTER = ("bleu", *ROUGE_KINDS, "accuracy", "f1", "pearson")
+# Flags that fairseq has for a metric at validation.
+SHORT = {"bleu": "eval-bleu", "rouge": "eval-rouge"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,9 @@ class ValidationConfig:
     eval_rouge: bool = flag(False, "summarize the validation set greedily, likewise, and report ROUGE-1, 2, L and L-sum, F1 "
                                    "without stemming; needs pip install 'lamina[rouge]'", needs="!disable-validation",
                             wants=(PAIRS,), paper="Lin 2004")
+    eval_metrics: tuple[str, ...] = flag((), "translate the validation set greedily, likewise, and report these",
+                                         name="eval-metric", choices=REFERENCE_METRICS, metavar="NAME[,NAME..]",
+                                         needs="!disable-validation", wants=(PAIRS,))
     remove_bpe: str | None = flag(None, f"join subwords at this mark before BLEU and ROUGE: {joining.HELP}; known "
                                         "automatically for data made with --subword",
                                   name="eval-bleu-remove-bpe", metavar="[MARK]", bare_value=joining.BPE_MARK)
@@ -108,8 +112,8 @@ class ValidationConfig:
                               needs="eval-bleu")
     print_samples: bool = flag(False, "show a sample translation at each validation", name="eval-bleu-print-samples")
     best_metric: str = flag("loss", "what decides checkpoint_best.pt", name="best-checkpoint-metric",
-                            choices=("loss", "nll_loss", "ppl", *LARGER_IS_BETTER), needs="!disable-validation")
-    is_maximized: bool = flag(False, f"larger is better; implied by {', '.join(LARGER_IS_BETTER)}",
+                            choices=VALIDATION_FIGURES, needs="!disable-validation")
+    is_maximized: bool = flag(False, "larger is better; implied by the metrics of which that is so",
                               name="maximize-best-checkpoint-metric")
     patience: int = flag(-1, "stop after this many validations without improvement; -1: never",
                          needs="!disable-validation")
@@ -117,21 +121,32 @@ class ValidationConfig:
     def __post_init__(self) -> None:
         check(self.interval >= 1, f"--validate-interval is {self.interval}; it must be at least 1.")
         check(self.interval_updates >= 0, "--validate-interval-updates must be 0 (off) or above.")
-        check(self.best_metric != "bleu" or self.eval_bleu,
-              "--best-checkpoint-metric bleu needs BLEU at validation: add --eval-bleu.")
-        check(self.best_metric not in ROUGE_KINDS or self.eval_rouge,
-              f"--best-checkpoint-metric {self.best_metric} needs ROUGE at validation: add --eval-rouge.")
+        best = known_figures()[self.best_metric]
+        check(not best.metric or best.metric in self.metrics,
+              f"--best-checkpoint-metric {self.best_metric} needs {best.metric.upper()} at validation: add "
+              f"--{SHORT.get(best.metric, f'eval-metric {best.metric}')}.")
         joining.check_joiner(self.remove_bpe, "eval-bleu-remove-bpe")
         check(not (self.is_tokenized and self.detokenizer == "moses"),
               "--eval-tokenized-bleu counts tokens as they stand, and --eval-bleu-detok moses joins them. Leave one out.")
         for name, is_set in (("remove-bpe", self.remove_bpe is not None), ("detok", self.detokenizer is not None),
                              ("print-samples", self.print_samples)):
-            check(not is_set or self.eval_bleu or self.eval_rouge,
+            check(not is_set or bool(self.metrics),
                   f"--eval-bleu-{name} has no effect without --eval-bleu or --eval-rouge. Add one, or leave it out.")
-        check(not self.is_maximized or self.best_metric in LARGER_IS_BETTER,
+        larger = [name for name in VALIDATION_FIGURES if known_figures()[name].figure.larger_is_better]
+        check(not self.is_maximized or self.best_metric in larger,
               f"--maximize-best-checkpoint-metric would keep the worst model by {self.best_metric}. Leave it out, or choose "
-              f"--best-checkpoint-metric {' or '.join(LARGER_IS_BETTER)}.")
+              f"--best-checkpoint-metric {' or '.join(larger)}.")
         check(self.patience == -1 or self.patience >= 1, f"--patience is {self.patience}; it must be at least 1, or -1.")
+
+    @property
+    def metrics(self) -> list[str]:
+        """Of the table of metrics, those that translations of the validation set are judged by."""
+        short = [name for name, is_set in (("bleu", self.eval_bleu), ("rouge", self.eval_rouge)) if is_set]
+        return list(dict.fromkeys((*short, *self.eval_metrics)))
+
+    @property
+    def prefers_larger(self) -> bool:
+        return known_figures()[self.best_metric].figure.larger_is_better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,8 +247,9 @@ class TrainConfig:
 
     def _check_metric(self) -> None:
         metric = self.validation.best_metric
-        check(metric not in ("accuracy", "f1", "pearson") or self.kind.has(CLASSES),
-              f"--best-checkpoint-metric {metric} is not measured by this run: it is a figure of tasks with classes.")
+        owner = known_figures()[metric].task
+        check(not owner or metric in self.kind.figures,
+              f"--best-checkpoint-metric {metric} is not measured by this run: it is a figure of --task {owner}.")
 
     @property
     def task(self) -> str:

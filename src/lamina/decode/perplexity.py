@@ -139,7 +139,13 @@ class Tally:
                 stat.num_next += 1
 
 
+def perplexity_of(total: float, count: int) -> tuple[float, float]:
+    """The loss in bits, and the perplexity, from a sum of log-probabilities."""
+    bits = -total / max(count, 1) / math.log(2)
+    return bits, 2**bits if bits < 1000 else math.inf
+
+
 def perplexity_line(total: float, count: int) -> str:
     """To the letter: people's scripts read it."""
-    bits = -total / max(count, 1) / math.log(2)
-    return f"Loss (base 2): {bits:.4f}, Perplexity: {2**bits if bits < 1000 else math.inf:.2f}"
+    bits, perplexity = perplexity_of(total, count)
+    return f"Loss (base 2): {bits:.4f}, Perplexity: {perplexity:.2f}"

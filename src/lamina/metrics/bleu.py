@@ -43,6 +43,7 @@ class Bleu:
     def __init__(self, *, is_tokenized: bool, order: int = 4, ignore_case: bool = False) -> None:
         from sacrebleu.metrics import BLEU
 
+        self.is_tokenized = is_tokenized
         # force: sacreBLEU otherwise warns of tokenized input, which is what is asked for.
         options: dict[str, Any] = {"tokenize": "none" if is_tokenized else "13a", "max_ngram_order": order,
                                    "lowercase": ignore_case, "force": True}

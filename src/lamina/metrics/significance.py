@@ -15,6 +15,10 @@ class Comparison(NamedTuple):
     p_value: float  # chance of a difference as large between systems that are equally good
 
     @property
+    def figures(self) -> dict[str, float]:
+        return {"score": self.score, "baseline": self.baseline, "difference": self.score - self.baseline, "p": self.p_value}
+
+    @property
     def text(self) -> str:
         return (f"{self.metric} {self.score:.2f} against {self.baseline:.2f} ({self.score - self.baseline:+.2f}, "
                 f"p = {self.p_value:.4f})")

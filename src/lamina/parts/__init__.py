@@ -14,16 +14,20 @@ from lamina.parts import (
     rate_schedules,
     residuals,
     surface_fusion,
+    text_metrics,
     update_rules,
 )
 from lamina.parts.contracts import (
     Adapter,
     Criterion,
+    Figure,
     Fusion,
     FusionPlace,
     Head,
     HeadPlace,
     LayerPlace,
+    Metric,
+    MetricInputs,
     Mixing,
     Optimizer,
     Part,
@@ -31,9 +35,11 @@ from lamina.parts.contracts import (
     Rates,
     Residual,
     Schedule,
+    Score,
     TaskKind,
 )
 
-__all__ = ["Adapter", "Criterion", "Fusion", "FusionPlace", "Head", "HeadPlace", "LayerPlace", "Mixing", "Optimizer",
-           "Part", "Positions", "Rates", "Residual", "Schedule", "TaskKind", "activations", "adapters", "criteria",
-           "encoder_fusion", "mixings", "position_kinds", "rate_schedules", "residuals", "surface_fusion", "update_rules"]
+__all__ = ["Adapter", "Criterion", "Figure", "Fusion", "FusionPlace", "Head", "HeadPlace", "LayerPlace", "Metric",
+           "MetricInputs", "Mixing", "Optimizer", "Part", "Positions", "Rates", "Residual", "Schedule", "Score", "TaskKind",
+           "activations", "adapters", "criteria", "encoder_fusion", "mixings", "position_kinds", "rate_schedules", "residuals",
+           "surface_fusion", "text_metrics", "update_rules"]

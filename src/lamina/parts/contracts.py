@@ -7,11 +7,11 @@ thought of is never treated as the plain case. `docs/extending.md` shows a part 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from lamina.errors import CheckpointError, ConfigError
+from lamina.errors import CheckpointError, ConfigError, LaminaError
 from lamina.registry import register
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Part:
         """As one types it: `--init-type admin`."""
         return f"--{self.option} {self.name}"
 
-    def cannot(self, what: str, why: str = "") -> CheckpointError:
+    def cannot(self, what: str, why: str = "") -> LaminaError:
         """The refusal of a question that has no answer: `raise self.cannot("be folded")`."""
         return CheckpointError(f"a model with {self.spelled} cannot {what}: "
                                f"{why or f'the part {self.name!r} does not say how'}.")
@@ -346,6 +346,99 @@ class Criterion(Part):
         """Sums over the tokens that count. `model` is a models.contract.Model, `batch` a data.batching.AnyBatch."""
 
 
+# -- metrics: text against text
+
+
+class Figure(NamedTuple):
+    """A number that something is judged by."""
+
+    label: str  # in print and in tables
+    decimals: int = 2
+    larger_is_better: bool = True
+
+    def shown(self, value: float) -> str:
+        return f"{value:.{self.decimals}f}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricInputs:
+    """What a metric may read besides its options, hypotheses and references."""
+
+    sources: Sequence[str] = ()  # what was translated or corrected, a text per hypothesis
+    edits: Sequence[Any] = ()  # metrics.m2.Annotated, one per hypothesis
+    is_tokenized: bool = False  # words are what white space separates, and no metric should cut them further
+    ignore_case: bool = False
+
+
+@dataclass(frozen=True)
+class Score:
+    """The figures of one metric."""
+
+    values: Mapping[str, float]  # by the names that the metric's `figures` have
+    text: str  # one line for people
+    signature: str  # what to quote beside the figures
+
+
+# What a metric compares with.
+REFERENCES, SOURCES, EDITS = "references", "sources", "edits"
+
+
+class Metric(Part):
+    """How good texts are (--metric). A metric with one figure needs no more than `corpus`."""
+
+    table = "metric"
+    option = "metric"
+    topic = "Score"
+
+    needs: ClassVar[frozenset[str]] = frozenset({REFERENCES})  # which of REFERENCES, SOURCES and EDITS it cannot do without
+    figures: ClassVar[Mapping[str, Figure]] = {}  # by unique names; left out: one, named as the metric, with two decimals
+    cuts_words: ClassVar[bool] = False  # whether it tokenizes what is not `is_tokenized`
+
+    @abstractmethod
+    def corpus(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]], inputs: MetricInputs) -> Score:
+        """Of all texts. `references` holds one list for each reference file, as long as `hypotheses`; use `self.score`."""
+
+    def sentences(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]],
+                  inputs: MetricInputs) -> Iterator[Score]:
+        """One for each text, in order, for metrics that can judge a text by itself."""
+        raise self.cannot("judge sentences one by one")
+
+    def of_sacrebleu(self, inputs: MetricInputs) -> Any:
+        """The same as a metric of sacreBLEU, which resampling (`lamina score --baseline`) is done by."""
+        raise self.cannot("be resampled")
+
+    def announce(self) -> str:
+        """For the log of a run whose validation it serves, or nothing. Raise a ConfigError where a package is missing."""
+        return ""
+
+    def cannot(self, what: str, why: str = "") -> LaminaError:
+        return ConfigError(f"{self.spelled} cannot {what}: {why or f'the metric {self.name!r} does not say how'}.")
+
+    def score(self, values: Mapping[str, float], text: str = "", signature: str = "") -> Score:
+        """Checked and, where that is left out, put into words."""
+        figures = self.own_figures()
+        if set(values) != set(figures):
+            raise ConfigError(f"{self.spelled} gave the figures {', '.join(values) or 'nothing'}, where its `figures` are "
+                              f"{', '.join(figures)}.")
+        text = text or ", ".join(f"{figures[name].label} = {figures[name].shown(value)}" for name, value in values.items())
+        return Score(dict(values), text, signature or f"metric:{self.name}")
+
+    @classmethod
+    def own_figures(cls) -> Mapping[str, Figure]:
+        if cls.figures:
+            return cls.figures
+        name = register.metric.name_of(cls)
+        return {name: Figure(name)}
+
+    @classmethod
+    def judges_sentences(cls) -> bool:
+        return cls.sentences is not Metric.sentences
+
+    @classmethod
+    def is_of_sacrebleu(cls) -> bool:
+        return cls.of_sacrebleu is not Metric.of_sacrebleu
+
+
 # -- tasks and presets
 
 
@@ -362,6 +455,7 @@ class TaskKind(Part):
     about_model: ClassVar[str] = "a Transformer"  # how a model card calls its models
     begins_from: ClassVar[tuple[str, ...]] = ()  # other tasks, whose models may lend this one's their weights
     fairseq_task: ClassVar[str] = ""  # what fairseq calls it, where it has it
+    figures: ClassVar[Mapping[str, Figure]] = {}  # what it measures at validation besides losses and --metric's
 
     def has(self, *traits: str) -> bool:
         return set(traits) <= self.traits

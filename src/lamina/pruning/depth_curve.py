@@ -9,6 +9,7 @@ from typing import NamedTuple
 from lamina.analysis.drawing import COLOURS, MARKERS, new_figure, save_figure
 from lamina.config.keep import SIDES
 from lamina.errors import ConfigError
+from lamina.parts.figures import known_figures
 from lamina.pruning.subsets import EVENLY_SPACED, RULES, SEARCHED, Scored, Subset, by_rule, descend, most_measurements, ranked
 
 COLUMNS = ("depth", "choice", "encoder_layers", "decoder_layers", "{metric}", "tokens_per_second")
@@ -86,8 +87,9 @@ def draw_curve(path: Path, points: Sequence[Point], *, stacks: str, metric: str)
     speed.plot(list(rates), list(rates.values()), color=COLOURS[0], marker=MARKERS[0], linewidth=1.6, markersize=5)
     is_level = len(set(points[0].subset.depths)) == 1
     layers = f"{stacks} layers kept" if stacks != "both" else f"layers kept in each stack{'' if is_level else ', at most'}"
-    quality.set(xlabel=layers, ylabel="BLEU" if metric == "bleu" else "loss (bits a token)",
-                title="quality (higher is better)" if metric == "bleu" else "quality (lower is better)")
+    judged = known_figures()[metric].figure
+    quality.set(xlabel=layers, ylabel=judged.label,
+                title=f"quality ({'higher' if judged.larger_is_better else 'lower'} is better)")
     speed.set(xlabel=layers, ylabel="target tokens a second", title="decoding speed", ylim=(0, None))
     values = [point.value for point in points]
     if metric == "loss" and min(values) > 0 and max(values) > LOG_FROM * min(values):

@@ -12,8 +12,8 @@ from typing import Any
 from lamina.config.prune_options import LayerMetricConfig
 from lamina.data.batching import AnyBatch, Batch
 from lamina.decode.search import Search
-from lamina.metrics.bleu import corpus_bleu
-from lamina.parts import Criterion
+from lamina.parts import Criterion, MetricInputs
+from lamina.parts.figures import metric_of
 from lamina.pruning.subsets import Subset
 from lamina.tasks.base import Task
 from lamina.tasks.translation import GREEDY, Translation
@@ -38,7 +38,7 @@ class LayerMeter:
 
     @property
     def is_maximized(self) -> bool:
-        return self.config.metric == "bleu"
+        return self.config.figure.larger_is_better
 
     @cached_property
     def counts_tokens(self) -> bool:
@@ -46,14 +46,15 @@ class LayerMeter:
         return isinstance(self.task, Translation) and self.task.looks_tokenized(self.config.subset, self.config.remove_bpe)
 
     def quality(self, subset: Subset) -> float:
-        """Bits a token, or BLEU."""
-        if self.config.metric == "loss":
+        """Bits a token, or a metric of translations."""
+        if not self.config.is_of_texts:
             return validation_loss(self.model, self.batches, self.criterion, subset.active(self.whole))["nll_loss"]
         assert isinstance(self.task, Translation)
         search = Search([self.model], replace(GREEDY, beam=self.config.beam), subset.active(self.whole))
         results = self.task.translated(search, self.batches, self.config.remove_bpe)
         hypotheses, references = (list(chain.from_iterable(side)) for side in zip(*results, strict=True))
-        return corpus_bleu(hypotheses, references, is_tokenized=self.counts_tokens)
+        inputs = MetricInputs(is_tokenized=self.counts_tokens)
+        return metric_of(self.config.metric).corpus(hypotheses, [references], inputs).values[self.config.metric]
 
     def tokens_per_second(self, subsets: Sequence[Subset]) -> list[float]:
         """Target tokens that a search finds, or that a model without a source scores.

@@ -38,12 +38,12 @@ def open_meter(checkpoint: Checkpoint, folder: str, config: LayerMetricConfig, p
         stored |= dict(zip(("source-lang", "target-lang"), checkpoint.languages, strict=True))
     data = build(DataConfig, stored | {"data": folder, "train-subset": config.subset, "valid-subset": config.subset})
     task = checkpoint.kind.open(data, checkpoint.model_config())
-    if config.metric == "bleu" and not isinstance(task, Translation):
-        raise ConfigError(f"--metric bleu is for translations, and {path} was trained for {checkpoint.task}. Use --metric "
-                          "loss.")
+    if config.is_of_texts and not isinstance(task, Translation):
+        raise ConfigError(f"--metric {config.metric} is for translations, and {path} was trained for {checkpoint.task}. "
+                          "Use --metric loss.")
     for side, theirs, ours in zip(checkpoint.sides, checkpoint.vocabularies(), task.vocabularies, strict=True):
         task.check_dictionary(side, theirs, ours, path)
-    if config.metric == "bleu":
+    if config.is_of_texts:
         warn_of_joiner(config.remove_bpe, task.vocabularies[1], lambda text: notice(f"warning: {text}"))
     device = torch.device("cuda" if torch.cuda.is_available() and not config.cpu else "cpu")
     limits = BatchConfig(max_tokens=config.max_tokens or (None if config.max_sentences else DEFAULT_MAX_TOKENS),
@@ -78,7 +78,7 @@ def open_measurements(output: Path, checkpoint_path: Path, folder: str, config: 
     files = sorted(path for path in Path(folder.split(":")[0]).rglob(f"{config.subset}.*") if path.is_file())
     about: dict[str, Any] = {"checkpoint": file_digest([checkpoint_path]), "data": file_digest(files),
                              "split": config.subset, "metric": config.metric}
-    if config.metric == "bleu":
+    if config.is_of_texts:
         about |= {"beam": config.beam, "remove-bpe": config.remove_bpe, **({"tokenized": True} if counts_tokens else {})}
     return Measurements(Path(config.memory) if config.memory else output.with_name(f"{output.stem}.search.json"), about)
 

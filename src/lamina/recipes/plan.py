@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lamina.command_line import COMMANDS, find_command, load
+from lamina.config.metric_options import metrics_that
 from lamina.config.parser import parse, resolve
-from lamina.config.score_options import OF_SACREBLEU
 from lamina.config.yaml_file import flag_words
 from lamina.errors import ConfigError
+from lamina.parts.contracts import SOURCES
 from lamina.recipes.confine import check_inside
 from lamina.recipes.dataset import Dataset, TestSet
 from lamina.recipes.recipe_file import Cut, Recipe, Variant, scaled
@@ -46,6 +47,16 @@ class Evaluation(NamedTuple):
     stage: str  # that decodes, or evaluates
     hypotheses: str  # file; empty for language models
     scores: str  # file
+
+    @property
+    def figures(self) -> str:
+        """The same for programs."""
+        return figures_path(self.scores)
+
+
+def figures_path(output: str) -> str:
+    """Of the file that a command's figures go to, beside what it prints."""
+    return f"{output}.json"
 
 
 @dataclass(frozen=True)
@@ -154,8 +165,9 @@ def _translation_stages(recipe: Recipe, variant: Variant, cut: Cut, model: Path,
         flags: dict[str, Any] = {"remove-bpe": recipe.data.has_bpe_marks or None} | variant.decode
         decode = ("interactive", f"--path={model}", f"--input={source}", *flag_words(keep), *flag_words(flags), "--plain",
                   "--buffer-size=100000")
-        score = ("score", f"--sys={hypotheses}", *score_words(recipe.data, test, text))
-        stages += [Stage(f"decode {name}", decode, hypotheses, (hypotheses,)), Stage(f"score {name}", score, scores, (scores,))]
+        score = ("score", f"--sys={hypotheses}", *score_words(recipe.data, test, text), f"--json={figures_path(scores)}")
+        stages += [Stage(f"decode {name}", decode, hypotheses, (hypotheses,)),
+                   Stage(f"score {name}", score, scores, (scores, figures_path(scores)))]
         evaluations.append(Evaluation(cut.name, test.name, f"decode {name}", hypotheses, scores))
     return stages, evaluations
 
@@ -168,7 +180,7 @@ def score_words(data: Dataset, test: TestSet, text: Path) -> list[str]:
         words += ["--ref", *(str(text / f"{test.name}.ref{number}") for number in range(len(test.references)))]
     if test.m2:
         words += [f"--m2={text / test.name}.m2"]
-    if "gleu" in str(flags.get("metric", "")):
+    if _metric_names(flags) & set(metrics_that(need=SOURCES)):
         words += [f"--source={text / test.name}.{data.endings[0]}"]
     return words
 
@@ -181,8 +193,8 @@ def _language_model_stages(recipe: Recipe, variant: Variant, cut: Cut, model: Pa
         name = f"{cut.name or WHOLE_NAME}.{split}"
         scores = str(folder / f"{name}.score")
         words = ("eval-lm", str(places.binary(recipe.data)), f"--path={model}", f"--gen-subset={split}", *flag_words(keep),
-                 *flag_words(variant.decode))
-        stages.append(Stage(f"evaluate {name}", words, scores, (scores,)))
+                 *flag_words(variant.decode), f"--json={figures_path(scores)}")
+        stages.append(Stage(f"evaluate {name}", words, scores, (scores, figures_path(scores))))
         evaluations.append(Evaluation(cut.name, split, f"evaluate {name}", "", scores))
     return stages, evaluations
 
@@ -224,14 +236,19 @@ def plan_comparisons(recipe: Recipe, plans: Sequence[RunPlan], places: Places,
             other = others.get((own.cut, own.test)) or others["", own.test]
             output = own.scores.removesuffix(".score") + ".compared"
             words = ("score", f"--sys={own.hypotheses}", f"--baseline={other.hypotheses}",
-                     *score_words(recipe.data, test, places.text(recipe.data)))
+                     *score_words(recipe.data, test, places.text(recipe.data)), f"--json={figures_path(output)}")
             found.append(Comparison(plan, base, own, other, Stage("compare", words, output, (output,))))
     return found
 
 
 def is_resampled(data: Dataset, test: TestSet) -> bool:
     """Whether the test set's metrics are ones that `lamina score --baseline` takes."""
-    return set(str((test.score or data.score).get("metric", "bleu")).split(",")) <= set(OF_SACREBLEU)
+    return _metric_names(test.score or data.score) <= set(metrics_that(are_of_sacrebleu=True))
+
+
+def _metric_names(flags: Mapping[str, Any]) -> set[str]:
+    named = flags.get("metric", "bleu")
+    return set(map(str, named)) if isinstance(named, list) else set(str(named).split(","))
 
 
 def _digest(recipe: Recipe, variant: Variant, train: Mapping[str, Any], train_flags: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Reads figures off what commands print."""
+"""Figures of what commands did: the files that they write, and lines of their logs."""
 
 from __future__ import annotations
 
@@ -9,26 +9,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# `BLEU4 = 41.59, 75.0/...`, `chrF2 = 60.1`, `ROUGE-1 = 38.12, ROUGE-2 = 12.90`, `M2 F0.5 = 99.04 (P=...`, `GLEU = 40.54`
-SCORE = re.compile(r"(BLEU|chrF|TER|ROUGE-\w+|M2 F0\.5|GLEU|ERRANT F0\.5)\d* = ([\d.]+)")
-PERPLEXITY = re.compile(r"Loss \(base 2\): ([\d.]+|nan|inf), Perplexity: ([\d.]+|nan|inf)")
-COMPARED = re.compile(r"^compared: (\w+) .*\(([-+][\d.]+), p = ([\d.]+)\)$", re.MULTILINE)
+from lamina.metrics.figures_file import read_figures
+from lamina.parts.figures import LOSSES, known_figures
+
 SPEED = re.compile(r"\(([\d.]+) sentences/s")
-NAMES = {"M2 F0.5": "M2", "ERRANT F0.5": "ERRANT"}
 
 
-def score_figures(text: str) -> dict[str, float]:
-    """Of `lamina score` or `lamina eval-lm`: {"BLEU": 41.59, "chrF": 60.1}, {"ppl": 17.43, "word ppl": 30.2}."""
-    figures = {NAMES.get(name, name): float(value) for name, value in SCORE.findall(text)}
-    for line in text.splitlines():
-        if found := PERPLEXITY.search(line):
-            figures["word ppl" if "by word" in line else "ppl"] = float(found[2])
-    return figures
+def score_figures(path: Path) -> dict[str, float]:
+    """Of `lamina score --json` or `lamina eval-lm --json`: {"BLEU": 41.59, "chrF": 60.1}, {"ppl": 17.43, "word ppl": 30.2}.
+
+    Rounded as they are printed; nothing where there is no such file yet.
+    """
+    if not path.exists():
+        return {}
+    found, known = read_figures(path).values, known_figures()
+    figures = {known[name].figure.label: float(known[name].figure.shown(value)) for name, value in found.items()
+               if name in known and known[name].metric}
+    perplexities = {"ppl": "ppl", "word_ppl": "word ppl"}
+    return figures | {label: float(LOSSES["ppl"].shown(found[name])) for name, label in perplexities.items() if name in found}
 
 
-def comparison_figures(text: str) -> dict[str, dict[str, float]]:
-    """Of `lamina score --baseline`: {"bleu": {"difference": 0.51, "p": 0.0312}}."""
-    return {name: {"difference": float(difference), "p": float(p)} for name, difference, p in COMPARED.findall(text)}
+def comparison_figures(path: Path) -> dict[str, dict[str, float]]:
+    """Of `lamina score --baseline --json`: {"bleu": {"difference": 0.51, "p": 0.0312}}."""
+    return {name: {"difference": round(found["difference"], 2), "p": round(found["p"], 4)}
+            for name, found in read_figures(path).compared.items()}
 
 
 def decoding_speed(log: str) -> float | None:

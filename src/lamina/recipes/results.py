@@ -12,6 +12,7 @@ from typing import Any
 
 from lamina.errors import DataError
 from lamina.files import whole_file
+from lamina.parts.figures import known_figures
 
 FILE_NAME, TABLE_NAME = "results.jsonl", "results.md"
 RUN, COMPARISON = "run", "comparison"
@@ -161,16 +162,14 @@ def shared_command(line: str, data: str | None = None) -> str:
     return shlex.join(kept)
 
 
-METRIC_LABELS = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
-
-
 def _comparison_table(rows: list[Row]) -> str:
     """A line for each variant and cut, a column for each test and metric."""
+    labels = {name: known.figure.label for name, known in known_figures().items()}
     groups: dict[tuple[str, str, str], dict[int, dict[str, str]]] = {}
     for row in rows:
         own = groups.setdefault((row["variant"], row["cut"] or "all", row["baseline"]), {}).setdefault(row["seed"], {})
         for metric, found in row["figures"].items():
-            own[f"{row['test']} {METRIC_LABELS.get(metric, metric)}"] = f"{found['difference']:+.2f} ({found['p']:.3f})"
+            own[f"{row['test']} {labels.get(metric, metric)}"] = f"{found['difference']:+.2f} ({found['p']:.3f})"
     names = list(dict.fromkeys(name for seeds in groups.values() for cells in seeds.values() for name in cells))
     lines: list[tuple[str, ...]] = [("variant", "layers", "against", "seeds", *names)]
     for key, seeds in groups.items():

@@ -21,10 +21,10 @@ from lamina import console, provenance
 from lamina.command_line import execute
 from lamina.distributed.signals import StopWish
 from lamina.errors import ConfigError, DataError, LaminaError, StopSignal
-from lamina.files import read_json, whole_file
+from lamina.files import read_json, whole_file, write_json
 from lamina.preprocess.workers import Workers, available_cores
 from lamina.recipes.dataset import check_places
-from lamina.recipes.plan import Places, RunPlan, Stage, check_stages, plan_comparisons, plan_data, plan_run
+from lamina.recipes.plan import Places, RunPlan, Stage, check_stages, figures_path, plan_comparisons, plan_data, plan_run
 from lamina.recipes.prepare import REPORT_NAME
 from lamina.recipes.printed_figures import comparison_figures, decoding_speed, score_figures, training_figures
 from lamina.recipes.recipe_file import Recipe
@@ -40,7 +40,7 @@ from lamina.recipes.results import (
     read_rows,
     render,
 )
-from lamina.recipes.worker import OUTCOME_NAME, PLAN_NAME, STAGES_NAME, is_done, log_path, read_records, write_json
+from lamina.recipes.worker import OUTCOME_NAME, PLAN_NAME, STAGES_NAME, is_done, log_path, read_records
 
 ROWS_NAME = "rows.json"
 # How long a run may take to save its state when it is told to stop.
@@ -215,7 +215,7 @@ class Runner:
                 "seed": found.plan.seed, "budget": found.plan.budget, "baseline": found.base.variant, "test": own.test,
                 "digest": digest})
         done = self._executed(stages)
-        append_rows(self.results, [{**row, "figures": comparison_figures(_text(Path(stage.output)))}
+        append_rows(self.results, [{**row, "figures": comparison_figures(Path(figures_path(stage.output)))}
                                    for number, (row, stage) in enumerate(zip(rows, stages, strict=True)) if number in done])
         return len(done) == len(stages)
 
@@ -269,7 +269,7 @@ def rows_of(plan: RunPlan, outcome: dict[str, Any], recipe: Recipe, wishes: Wish
         evaluations = [one for one in plan.evaluations if one.cut == cut]
         figures: dict[str, float] = {}
         for one in evaluations:
-            found = score_figures(_text(Path(one.scores))) if status in MEASURED else {}
+            found = score_figures(Path(one.figures)) if status in MEASURED else {}
             figures |= {f"{one.test} {name}": value for name, value in found.items()}
             speed = decoding_speed(_text(log_path(plan.folder, one.stage))) if found else None
             if speed is not None:

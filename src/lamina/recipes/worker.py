@@ -8,7 +8,6 @@ keeps what is done, logs/ what was said, outcome.json how it ended.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lamina.errors import DivergenceError, LaminaError, StopSignal
-from lamina.files import read_json, whole_file
+from lamina.files import read_json, write_json
 from lamina.recipes.plan import Stage
 
 PLAN_NAME, STAGES_NAME, OUTCOME_NAME, LOGS_NAME = "plan.json", "stages.json", "outcome.json", "logs"
@@ -82,11 +81,6 @@ def read_records(folder: Path) -> dict[str, Any]:
 
 def is_done(stage: Stage, records: dict[str, Any]) -> bool:
     return stage.name in records and all(Path(path).exists() for path in stage.makes)
-
-
-def write_json(path: Path, content: Any) -> None:
-    with whole_file(path) as part:
-        part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def log_path(folder: Path, stage_name: str) -> Path:

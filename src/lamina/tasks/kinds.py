@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lamina.fields import check
-from lamina.parts.contracts import TaskKind
+from lamina.parts.contracts import Figure, TaskKind
 from lamina.registry import register
 from lamina.traits import (
     BLOCKS,
@@ -155,6 +155,9 @@ class SentencePredictionKind(TaskKind):
     about_model = "a sentence classifier"
     fairseq_task = "sentence_prediction"
     begins_from = ("masked_lm",)
+    figures: ClassVar[Mapping[str, Figure]] = {"accuracy": Figure("accuracy", 4), "f1": Figure("F1", 4),
+                                               "mse": Figure("mean squared error", 4, larger_is_better=False),
+                                               "pearson": Figure("Pearson's r", 4)}
 
     def complete_(self, values: dict[str, Any], explicit: Mapping[str, Any]) -> None:
         if "tokens-per-sample" in explicit:
@@ -162,10 +165,10 @@ class SentencePredictionKind(TaskKind):
 
     def check(self, config: TrainConfig) -> None:
         metric = config.validation.best_metric
-        is_measured = (metric == "pearson") == config.data.sentences.is_regression
-        check(metric not in ("accuracy", "f1", "pearson") or is_measured,
+        is_measured = (metric in ("mse", "pearson")) == config.data.sentences.is_regression
+        check(metric not in self.figures or is_measured,
               f"--best-checkpoint-metric {metric} is not measured by this run: accuracy and f1 are figures of classes, pearson "
-              "of --regression-target.")
+              "and mse of --regression-target.")
 
     def open(self, data: DataConfig, model: ModelConfig) -> Task:
         from lamina.tasks.sentence_prediction import SentencePrediction

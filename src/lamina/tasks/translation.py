@@ -21,10 +21,9 @@ from lamina.decode.requests import rows_of
 from lamina.decode.search import Search
 from lamina.errors import ConfigError
 from lamina.init.pretrained import fill_table_
-from lamina.metrics.bleu import corpus_bleu
-from lamina.metrics.rouge import Rouge
 from lamina.models.encoder_decoder import EncoderDecoder
-from lamina.parts.contracts import TaskKind
+from lamina.parts.contracts import MetricInputs, TaskKind
+from lamina.registry import register
 from lamina.tasks.base import Gather, Task
 from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown, join_pieces, warn_of_joiner
 from lamina.text.subword import Subword, Whitespace
@@ -85,15 +84,18 @@ class Translation(Task):
         warn_of_joiner(config.remove_bpe, self.vocabularies[1], said.append, "eval-bleu-remove-bpe")
         yield from (f"warning: {text}" for text in said)
         self._detokenizer(config)  # complains now if sacremoses is not there
-        if config.eval_rouge:
-            why = ("; the text looks tokenized (--eval-bleu-detok moses detokenizes it)" if config.detokenizer is None
-                   and self.looks_tokenized(self.valid_splits[0], config.remove_bpe) else "")
-            yield f"ROUGE at validation: {Rouge().signature(num_references=1)}{why}"
-        if config.eval_bleu:
-            is_tokenized = self._counts_tokens(config)
-            why = ("; the text looks tokenized, so tokens count as they stand (--eval-bleu-detok moses detokenizes it)"
-                   if is_tokenized and not config.is_tokenized else "")
-            yield f"BLEU at validation: tok:{'none' if is_tokenized else '13a'}{why}"
+        metrics = [register.metric[name]() for name in config.metrics]
+        for metric in metrics:
+            if news := metric.announce():  # complains now if its package is not there
+                why = ("; the text looks tokenized (--eval-bleu-detok moses detokenizes it)" if config.detokenizer is None
+                       and self.looks_tokenized(self.valid_splits[0], config.remove_bpe) else "")
+                yield news + why
+        for metric in metrics:
+            if metric.cuts_words:
+                is_tokenized = self._counts_tokens(config)
+                why = ("; the text looks tokenized, so tokens count as they stand (--eval-bleu-detok moses detokenizes it)"
+                       if is_tokenized and not config.is_tokenized else "")
+                yield f"{metric.name.upper()} at validation: tok:{'none' if is_tokenized else '13a'}{why}"
 
     def _detokenizer(self, config: ValidationConfig) -> Callable[[str], str]:
         is_done = config.remove_bpe is None and isinstance(self.subwords[1], Moses)
@@ -114,8 +116,8 @@ class Translation(Task):
 
     def figures(self, model: nn.Module, batches: Iterable[AnyBatch], config: ValidationConfig, note: Callable[[str], Any],
                 gather: Gather) -> dict[str, float]:
-        """BLEU and ROUGE of greedy translations, if asked for, and a sample of them."""
-        if not (config.eval_bleu or config.eval_rouge):
+        """What metrics say of greedy translations, if asked for, and a sample of them."""
+        if not config.metrics:
             return {}
         assert isinstance(model, EncoderDecoder)
         search = Search([model.eval()], GREEDY)
@@ -128,10 +130,9 @@ class Translation(Task):
             note(f"reference:   {results[0][1][0]}")
         hypotheses, references = (list(chain.from_iterable(side)) for side in zip(*gather(results), strict=True))
         figures: dict[str, float] = {}
-        if config.eval_bleu:
-            figures["bleu"] = corpus_bleu(hypotheses, references, is_tokenized=self._counts_tokens(config))
-        if config.eval_rouge:
-            figures |= Rouge().corpus(hypotheses, [references]).f1
+        inputs = MetricInputs(is_tokenized=self._counts_tokens(config))
+        for name in config.metrics:
+            figures |= register.metric[name]().corpus(hypotheses, [references], inputs).values
         return figures
 
     def translated(self, search: Search, batches: Sequence[AnyBatch], joiner: str | None,

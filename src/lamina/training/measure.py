@@ -5,24 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lamina.config.train_options import ROUGE_KINDS, OptimizationConfig
+from lamina.config.train_options import OptimizationConfig
 from lamina.data.feed import Feed
 from lamina.fields import leaves
+from lamina.parts.figures import known_figures, metric_of
 from lamina.training.progress import Progress
 
 METRIC = "best-checkpoint-metric"
 VALIDATED = "validation set"
-# The options that a metric depends on; those of loss are the criterion's.
-_OPTIONS = {"f1": ("f1-label",),
-            "bleu": ("eval-tokenized-bleu", "eval-bleu-remove-bpe", "eval-bleu-detok"),
-            **dict.fromkeys(ROUGE_KINDS, ("eval-bleu-remove-bpe", "eval-bleu-detok"))}
+# The options that metrics of texts depend on, and those of them that cut words themselves.
+_OF_TEXTS, _OF_WORDS = ("eval-bleu-remove-bpe", "eval-bleu-detok"), ("eval-tokenized-bleu",)
 
 
 def measure_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a run with this flat configuration measures, by option, on whatever data."""
     metric = config.get(METRIC, "loss")
-    names = _criterion_options() if metric == "loss" else _OPTIONS.get(metric, ())
+    names = _criterion_options() if metric == "loss" else _options_of(metric)
     return {METRIC: metric, **{name: config[name] for name in names if name in config}}
+
+
+def _options_of(figure: str) -> tuple[str, ...]:
+    if figure == "f1":
+        return ("f1-label",)
+    if not known_figures()[figure].metric:
+        return ()
+    return (*_OF_WORDS, *_OF_TEXTS) if metric_of(figure).cuts_words else _OF_TEXTS
 
 
 def _criterion_options() -> list[str]:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from lamina import console
-from lamina.config.train_options import ROUGE_KINDS, LogConfig, OptimizationConfig
+from lamina.config.train_options import LogConfig, OptimizationConfig
 from lamina.distributed.ranks import Ranks
+from lamina.parts.figures import known_figures
 from lamina.training.scalars import Scalars
 from lamina.training.validate import bits_per_token
 
@@ -53,14 +54,16 @@ def gib_in_use(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 2**30
 
 
-DECIMALS = {"loss": 3, "nll_loss": 3, "ppl": 2, "wps": 0, "ups": 2, "wpb": 1, "bsz": 1, "gnorm": 3, "mem_gib": 2, "bleu": 2,
-            "accuracy": 4, "f1": 4, "mse": 4, "pearson": 4, **dict.fromkeys(ROUGE_KINDS, 2)}
+# Of the run itself; what it is judged by says its own.
+DECIMALS = {"wps": 0, "ups": 2, "wpb": 1, "bsz": 1, "gnorm": 3, "mem_gib": 2}
 
 
 def format_figure(name: str, value: Any) -> str:
     name = name.removeprefix("best_")
     if name == "lr":
         return f"{value:.6g}"
+    if known := known_figures().get(name):
+        return known.figure.shown(value)
     return f"{value:.{DECIMALS[name]}f}" if name in DECIMALS else str(value)
 
 

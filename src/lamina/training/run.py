@@ -20,7 +20,7 @@ from lamina import console
 from lamina.checkpoint.format import Checkpoint
 from lamina.checkpoint.marks import marks_of
 from lamina.config.batches import BatchConfig
-from lamina.config.train_options import LARGER_IS_BETTER, TrainConfig
+from lamina.config.train_options import TrainConfig
 from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus, ParallelCorpus
 from lamina.data.feed import Feed
@@ -307,7 +307,7 @@ class Run:
 
     @property
     def _is_maximized(self) -> bool:
-        return self.config.validation.best_metric in LARGER_IS_BETTER
+        return self.config.validation.prefers_larger
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
         """Of two equal scores the later one is kept, as in fairseq."""
