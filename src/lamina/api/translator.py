@@ -145,7 +145,7 @@ class Translator:
         """
         if isinstance(sentences, str):
             raise ConfigError("translate() takes a list of sentences, not one string. Write translate([sentence]).")
-        searcher = Search(self.models, only_one(search, beam=beam, **options))
+        searcher = Search(self.models, only_one(search, beam=beam, **options), vocabulary=self.vocabularies[1])
         warn = warn or warn_in_python
         lines = list(sentences)
         results = [Translation("", 0.0, [], [], []) for _ in lines]

@@ -13,6 +13,7 @@ from lamina.parts import (
     position_kinds,
     rate_schedules,
     residuals,
+    search_rules,
     surface_fusion,
     update_rules,
 )
@@ -30,10 +31,16 @@ from lamina.parts.contracts import (
     Positions,
     Rates,
     Residual,
+    RuleInForce,
+    RulePlace,
     Schedule,
+    Stage,
+    Step,
+    StepRule,
     TaskKind,
 )
 
 __all__ = ["Adapter", "Criterion", "Fusion", "FusionPlace", "Head", "HeadPlace", "LayerPlace", "Mixing", "Optimizer",
-           "Part", "Positions", "Rates", "Residual", "Schedule", "TaskKind", "activations", "adapters", "criteria",
-           "encoder_fusion", "mixings", "position_kinds", "rate_schedules", "residuals", "surface_fusion", "update_rules"]
+           "Part", "Positions", "Rates", "Residual", "RuleInForce", "RulePlace", "Schedule", "Stage", "Step", "StepRule",
+           "TaskKind", "activations", "adapters", "criteria", "encoder_fusion", "mixings", "position_kinds", "rate_schedules",
+           "residuals", "search_rules", "surface_fusion", "update_rules"]
