@@ -16,7 +16,8 @@ from lamina.data.batching import length_batches, pad_rows
 from lamina.data.labelled_sentences import Frame
 from lamina.errors import ConfigError, DataError
 from lamina.models.masked import MaskedModel
-from lamina.text.subword import JOINER, WORD_START, Subword
+from lamina.parts.subword_libraries import JOINER, WORD_START
+from lamina.text.subword import Subword
 from lamina.text.vocabulary import BOS, EOS, FIRST_WORD_ID, MASK_SYMBOL, Vocabulary
 
 

@@ -13,10 +13,10 @@ from lamina.commands.generate import load_model
 from lamina.config.eval_lm_options import EvalLmConfig
 from lamina.data.blocks import TokenBlocks, find_language, open_blocks
 from lamina.data.data_folder import check_finished, dictionary_name
-from lamina.decode.perplexity import Tally, WordMarks, perplexity_line, score_blocks, words_of
+from lamina.decode.perplexity import Tally, WordMarks, marks_named, perplexity_line, score_blocks, words_of
 from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.pruning.cut import PRUNING_LINE
-from lamina.text.subword import Bpe, SentencePiece, Subword
+from lamina.text.subword import library_of
 from lamina.text.vocabulary import Vocabulary
 
 # As in the references, where neither limit is given.
@@ -30,8 +30,9 @@ def run(config: EvalLmConfig) -> None:
     max_length = data.block_size or model.max_positions
     corpus = _open_blocks(config, model, max_length)
     indices = _fitting(config, model, corpus)
-    mark = config.remove_bpe or _mark_of(model.subword)
-    tally = Tally(WordMarks(model.vocabulary, mark))
+    # As --remove-bpe says, or as the checkpoint's own segmentation marks pieces.
+    marks = marks_named(config.remove_bpe) if config.remove_bpe else library_of(model.subword)
+    tally = Tally(WordMarks(model.vocabulary, marks))
     started = time.perf_counter()
     limit = DEFAULT_MAX_TOKENS if data.max_tokens is None and data.max_sentences is None else data.max_tokens
     with console.progress("evaluating", len(indices)) as advance:
@@ -47,7 +48,7 @@ def run(config: EvalLmConfig) -> None:
             advance(1)
     seconds = time.perf_counter() - started
     console.notice(f"evaluated {tally.num_tokens} tokens in {seconds:.1f} s ({tally.num_tokens / seconds:.2f} tokens/s)")
-    if mark is not None:
+    if config.remove_bpe or library_of(model.subword).shows_words:
         other, count = ("token", tally.num_tokens) if config.remove_bpe else ("word", tally.num_words)
         print(f"| by {other}: {perplexity_line(tally.total, count)} ({count} {other}s)")
     print(perplexity_line(tally.total, tally.num_words if config.remove_bpe else tally.num_tokens))
@@ -92,9 +93,3 @@ def _fitting(config: EvalLmConfig, model: LanguageModel, corpus: TokenBlocks) ->
         console.notice(f"{what} and are left out")
     fitting = np.setdiff1d(np.arange(len(corpus)), too_long)
     return fitting[config.data.shard_id :: config.data.num_shards].tolist()
-
-
-def _mark_of(subword: Subword) -> str | None:
-    """How the checkpoint's own segmentation marks pieces; None: tokens are words, as far as anybody knows."""
-    inner = getattr(subword, "inner", subword)
-    return {Bpe: "@@ ", SentencePiece: "sentencepiece"}.get(type(inner))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -14,11 +14,11 @@ from lamina.data.batching import batch_by_size
 from lamina.data.blocks import TokenBlocks
 from lamina.decode.scoring import token_log_probs
 from lamina.models.decoder_only import DecoderOnly
+from lamina.parts.subword_libraries import SentencePieceLibrary
 from lamina.text.vocabulary import FIRST_WORD_ID, PAD, Vocabulary
 
 # Blocks that are sorted by length together: enough to fill batches, few enough to hand them out in order without holding many.
 WINDOW = 4096
-SENTENCEPIECE_MARK = "▁"
 
 
 class ScoredBlock(NamedTuple):
@@ -54,38 +54,61 @@ def score_blocks(models: Sequence[DecoderOnly], corpus: TokenBlocks, indices: Se
             yield found[index]
 
 
-class WordMarks:
-    """Which pieces make a word, by the mark that subwords carry."""
+class PieceMarks(Protocol):
+    """How pieces make words: a SubwordLibrary, or a mark that somebody names."""
 
-    def __init__(self, vocabulary: Vocabulary, mark: str | None) -> None:
+    def begins_word(self, piece: str) -> bool: ...
+
+    def continues(self, piece: str) -> bool: ...
+
+    def spell(self, pieces: Sequence[str]) -> str: ...
+
+
+class Joiner:
+    """A mark at the end of pieces that continue, such as '@@ '."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark.rstrip()
+
+    def begins_word(self, piece: str) -> bool:
+        return True
+
+    def continues(self, piece: str) -> bool:
+        return piece.endswith(self.mark)
+
+    def spell(self, pieces: Sequence[str]) -> str:
+        return "".join(piece.removesuffix(self.mark) for piece in pieces)
+
+
+def marks_named(mark: str) -> PieceMarks:
+    """What --remove-bpe takes: a mark such as '@@ ', or 'sentencepiece'."""
+    return SentencePieceLibrary() if mark == "sentencepiece" else Joiner(mark)
+
+
+class WordMarks:
+    """Which pieces make a word."""
+
+    def __init__(self, vocabulary: Vocabulary, marks: PieceMarks) -> None:
         self.symbols = vocabulary.symbols
-        self.mark = None if mark is None else mark.rstrip()
-        self.is_by_beginning = mark == "sentencepiece"
-        self.goes_on = np.zeros(len(vocabulary), dtype=bool)  # into the next piece
-        self.goes_before = np.zeros(len(vocabulary), dtype=bool)  # belongs to the piece before
-        for number, symbol in enumerate(self.symbols[FIRST_WORD_ID:], start=FIRST_WORD_ID):
-            if self.is_by_beginning:
-                self.goes_before[number] = not symbol.startswith(SENTENCEPIECE_MARK)
-            elif self.mark is not None:
-                self.goes_on[number] = symbol.endswith(self.mark)
+        self.marks = marks
+        words = vocabulary.symbols[FIRST_WORD_ID:]
+        # A special symbol is a word of its own.
+        self.begins = np.array([True] * FIRST_WORD_ID + [marks.begins_word(word) for word in words])
+        self.continues = np.array([False] * FIRST_WORD_ID + [marks.continues(word) for word in words])
+        self.is_by_beginning = not self.begins.all()
 
     def num_words(self, ids: np.ndarray) -> int:
         """Words that end in these ids, or begin there: a word that is cut in two by a block counts once."""
-        return int((~self.goes_before[ids] if self.is_by_beginning else ~self.goes_on[ids]).sum())
+        return int((self.begins[ids] if self.is_by_beginning else ~self.continues[ids]).sum())
 
     def ends(self, ids: np.ndarray) -> np.ndarray:
         """True at the last piece of each word; what a block cuts off ends there."""
-        ends = np.append(~self.goes_before[ids[1:]], True) if self.is_by_beginning else ~self.goes_on[ids]
+        ends = np.append(self.begins[ids[1:]], True) & ~self.continues[ids]
         ends[-1:] = True
         return ends
 
     def spell(self, ids: Sequence[int]) -> str:
-        pieces = [self.symbols[token] for token in ids]
-        if self.is_by_beginning:
-            return "".join(pieces).replace(SENTENCEPIECE_MARK, "")
-        if self.mark is None:
-            return "".join(pieces)
-        return "".join(piece.removesuffix(self.mark) for piece in pieces)
+        return self.marks.spell([self.symbols[token] for token in ids])
 
 
 class ScoredWord(NamedTuple):

@@ -14,6 +14,7 @@ from lamina.parts import (
     rate_schedules,
     residuals,
     search_rules,
+    subword_libraries,
     surface_fusion,
     update_rules,
 )
@@ -37,10 +38,11 @@ from lamina.parts.contracts import (
     Stage,
     Step,
     StepRule,
+    SubwordLibrary,
     TaskKind,
 )
 
 __all__ = ["Adapter", "Criterion", "Fusion", "FusionPlace", "Head", "HeadPlace", "LayerPlace", "Mixing", "Optimizer",
            "Part", "Positions", "Rates", "Residual", "RuleInForce", "RulePlace", "Schedule", "Stage", "Step", "StepRule",
-           "TaskKind", "activations", "adapters", "criteria", "encoder_fusion", "mixings", "position_kinds", "rate_schedules",
-           "residuals", "search_rules", "surface_fusion", "update_rules"]
+           "SubwordLibrary", "TaskKind", "activations", "adapters", "criteria", "encoder_fusion", "mixings", "position_kinds",
+           "rate_schedules", "residuals", "search_rules", "subword_libraries", "surface_fusion", "update_rules"]

@@ -7,7 +7,7 @@ thought of is never treated as the plain case. `docs/extending.md` shows a part 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lamina.nn.cross_entropy import LossSums
     from lamina.nn.stack import ActiveLayers
     from lamina.pruning.cut import Cut
+    from lamina.text.subword import Subword
     from lamina.text.vocabulary import Vocabulary
 
 
@@ -552,3 +553,59 @@ class StepRule(Part, RuleInForce):
 
     def build(self, place: RulePlace) -> RuleInForce:
         return self
+
+
+# -- subword libraries
+
+
+class SubwordLibrary(Part):
+    """What cuts words into pieces (--subword): how a model is learned and loaded, and how its pieces make words.
+
+    A model is a text.subword.Subword, whose `kind` is the name under which the library is registered: data folders and
+    checkpoints keep it by that name and as bytes.
+    """
+
+    table = "subword"
+    option = "subword"
+    topic = "Raw text: tokenization and subwords; without them lines are split at white space"
+
+    file_ending: ClassVar[str] = ""  # of a model in a data folder, subword.LANG.ENDING; "": models are not written as files
+    model_option: ClassVar[str] = ""  # its option, without dashes, that names models to apply; "": it has none
+    about_model: ClassVar[str] = "a subword model"  # how messages call a file with one
+    shows_words: ClassVar[bool] = False  # whether its pieces tell where words begin
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The value of `model_option`: no file, one, or one each for source and target."""
+        return ()
+
+    def check(self, *, is_learned: bool) -> None:
+        """Raise a ConfigError where its options do not fit; `is_learned`: --subword names it."""
+
+    @classmethod
+    def can_learn(cls) -> bool:
+        return cls.learn is not SubwordLibrary.learn
+
+    def learn(self, lines: Iterable[str], vocab_size: int) -> Subword:
+        """A model of about so many pieces. --subword names libraries with this method; others apply models that are given."""
+        raise ConfigError(f"{self.spelled} cannot be learned from text.")
+
+    @abstractmethod
+    def load(self, data: bytes, name: str) -> Subword:
+        """A model from its bytes; a DataError that begins with `name` if they are damaged."""
+
+    def is_marked(self, piece: str) -> bool:
+        """Whether a piece gives away that this library made it: for dictionaries that do not say where they come from."""
+        return False
+
+    def begins_word(self, piece: str) -> bool:
+        """Whether a word may begin with this piece; it does, unless the piece before it continues."""
+        return True
+
+    def continues(self, piece: str) -> bool:
+        """Whether the piece after it belongs to the same word."""
+        return False
+
+    def spell(self, pieces: Sequence[str]) -> str:
+        """The pieces of one word as text."""
+        return "".join(pieces)
