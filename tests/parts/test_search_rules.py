@@ -200,3 +200,19 @@ def test_prompts_are_read_token_by_token_for_a_rule_that_does_not_know_them(alte
     for prompt, own in zip(prompts, found_by(model, prompts, beam=2, alternates=True), strict=True):
         tail = own[0][max(0, len(prompt) - 1) : -1]
         assert all((one + other) % 2 for one, other in pairwise(tail))
+
+
+def test_a_field_that_two_rules_have_is_given_by_flag(alternating):
+    @register.step_rule("shortest")
+    @dataclass(frozen=True, kw_only=True)
+    class Shortest(StepRule):
+        min_length: int = flag(0, "another minimum", name="other-min-len")
+        is_on = False
+
+    try:
+        with pytest.raises(TypeError, match="several rules with a field min_length"):
+            SearchConfig(min_length=2)
+        assert build(SearchConfig, {"other-min-len": 2, "min-len": 3}).min_length == 3
+    finally:
+        del register.step_rule._parts["shortest"]
+        registry._state["version"] += 1

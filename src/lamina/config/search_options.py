@@ -48,13 +48,15 @@ class SearchConfig:
             if item.name not in values and item.default_factory is not MISSING:
                 default = item.default_factory()
             object.__setattr__(self, item.name, values.pop(item.name, default))
-        rules = []
-        for rule in self.rules:
-            own = {item.name for item in fields(rule)} & values.keys()  # type: ignore[arg-type]
-            rules.append(replace(rule, **{name: values.pop(name) for name in own}))  # type: ignore[type-var]
-        if values:
-            raise TypeError(f"SearchConfig has no field {', '.join(values)}")
-        object.__setattr__(self, "rules", tuple(rules))
+        own: list[dict[str, Any]] = [{} for _ in self.rules]
+        for name, value in values.items():
+            homes = [place for place, rule in enumerate(self.rules)
+                     if name in (item.name for item in fields(rule))]  # type: ignore[arg-type]
+            if len(homes) != 1:
+                raise TypeError(f"SearchConfig has {'several rules with a' if homes else 'no'} field {name}")
+            own[homes[0]][name] = value
+        object.__setattr__(self, "rules", tuple(
+            replace(rule, **given) for rule, given in zip(self.rules, own, strict=True)))  # type: ignore[type-var]
         self.__post_init__()
 
     def __post_init__(self) -> None:

@@ -143,10 +143,10 @@ def length_limits(config: SearchConfig, source_lengths: Sequence[int]) -> list[i
     """How many tokens each translation may have before </s>; source lengths count theirs."""
     if config.uses_padded_width:
         source_lengths = [max(source_lengths)] * len(source_lengths)
+    shortest = config.min_length
     if config.match_source_length:
-        return [max(config.min_length, length - 1) for length in source_lengths]
-    return [max(config.min_length, int(config.max_length_factor * length + config.max_length_offset))
-            for length in source_lengths]
+        return [max(shortest, length - 1) for length in source_lengths]
+    return [max(shortest, int(config.max_length_factor * length + config.max_length_offset)) for length in source_lengths]
 
 
 def forbid_repetition_(log_probs: Tensor, tokens: Tensor, steps: Tensor, size: int) -> None:
