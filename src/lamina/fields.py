@@ -209,6 +209,19 @@ def flag_name(item: dataclasses.Field) -> str:
     return item.metadata["info"].name or item.name.replace("_", "-")
 
 
+def flat_names(cls: type) -> dict[str, str]:
+    """{"num_layers": "num-layers"}: the fields that are options of their own, those of `every` part among them."""
+    names: dict[str, str] = {}
+    for item in fields(cls):
+        match item.metadata["info"]:
+            case EveryInfo(kinds=kinds):
+                for kind in kinds.values():
+                    names = flat_names(kind) | names
+            case FlagInfo():
+                names[item.name] = flag_name(item)
+    return names
+
+
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     """The flat form of a configuration: plain values only, tuples as lists."""
     flat: dict[str, Any] = {}

@@ -89,6 +89,26 @@ def test_draws_belong_to_a_line(translator):
     assert texts(translator.translate(LINES, **{**draw, "seed": 5})) != whole
 
 
+def test_forbidden_words_in_python_and_on_the_command_line(translator, path, folder, tmp_path, capsys):
+    free = translator.translate(LINES, beam=2, **OPTIONS)
+    word = free[0].tokens[0]
+    (tmp_path / "forbidden").write_text(f"{word}\n", encoding="utf-8")
+    (tmp_path / "lines").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    flags = ["--forbidden-words", str(tmp_path / "forbidden")]
+    found = translator.translate(LINES, beam=2, forbidden_words=flags[1], **OPTIONS)
+    assert texts(found) != texts(free)
+    assert not [translation for translation in found if word in translation.tokens]
+    assert main(["interactive", "--path", path, "--cpu", "--input", str(tmp_path / "lines"), "--plain", "--beam", "2",
+                 "--max-len-b", "12", *flags]) == 0
+    assert capsys.readouterr().out.splitlines() == texts(found)
+    said = []
+    for own in ([], flags):
+        assert main(["generate", str(folder / "data"), "--path", path, "--cpu", "--gen-subset", "train", *own]) == 0
+        said.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("H-")])
+    assert any(word in line.split() for line in said[0])
+    assert not any(word in line.split() for line in said[1])
+
+
 def test_a_stream_reads_no_further_than_its_buffer(translator):
     taken = []
 

@@ -15,7 +15,7 @@ from lamina.decode import scheduler
 from lamina.decode.batched_search import search_rows
 from lamina.decode.search import Search
 from lamina.nn.stack import ActiveLayers
-from lamina.text.vocabulary import EOS
+from lamina.text.vocabulary import EOS, Vocabulary
 from tiny import FUSIONS, TINY_FLAGS, VOCABULARY_SIZE, make_data, pad, tiny_language_model, tiny_model, tiny_pair
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -113,6 +113,19 @@ def test_recorded_prompts(beam):
     config = SearchConfig(beam=beam, nbest=beam, max_length_offset=12)
     expected = found_by(Search([model], config), rows, "cpu", 4, prompts)
     check_same(found_by(Search([model.cuda()], config), rows, "cuda", 4, prompts), expected)
+
+
+def test_recorded_forbidden_words(tmp_path):
+    vocabulary = Vocabulary([f"w{number}" for number in range(4, VOCABULARY_SIZE)], [1] * (VOCABULARY_SIZE - 4))
+    model, rows = tiny_model(seed=3, share_all=False), sources()
+    free = found_by(Search([model], CONFIGURATIONS["beam"]), rows, "cpu")
+    phrases = [free[0][0].ids[:1], free[1][0].ids[1:3], free[2][0].ids[1:4]]
+    path = tmp_path / "forbidden"
+    lines = [" ".join(vocabulary.symbols[token] for token in phrase if token != EOS) for phrase in phrases]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    config = SearchConfig(beam=4, nbest=4, max_length_offset=40, forbidden_words=str(path))
+    expected = found_by(Search([model], config, vocabulary=vocabulary), rows, "cpu")
+    check_same(found_by(Search([model.cuda()], config, vocabulary=vocabulary), rows, "cuda"), expected)
 
 
 def test_lengths_beyond_the_first_recording(monkeypatch):

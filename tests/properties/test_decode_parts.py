@@ -9,7 +9,7 @@ from lamina.data.batching import length_batches
 from lamina.decode.alignment import alignment_of, cross_attention
 from lamina.decode.batched_search import search_rows
 from lamina.decode.candidates import first_scores, most_likely, most_likely_by_group
-from lamina.decode.sampling import draw, uniforms_for
+from lamina.decode.sampling import draw, keep_likely_, uniforms_for
 from lamina.decode.scoring import pad_targets, token_log_probs
 from lamina.decode.search import Search
 from lamina.decode.step_rules import Due, Rules, forbid_repetition_, length_limits
@@ -73,8 +73,9 @@ def test_draws_follow_the_distribution():
                                                  ({"topp": 0.9}, {0, 2, 3}), ({"topp": 1.0}, {0, 1, 2, 3}),
                                                  ({"topk": 9}, {0, 1, 2, 3})])
 def test_draws_keep_to_the_likely(limits, allowed):
-    log_probs = torch.tensor([0.5, 0.05, 0.15, 0.3]).log().expand(1, 2000, 4)
-    tokens = draw(log_probs, uniforms_for([(1, 2)], 2000, 1)[0], **limits)
+    log_probs = torch.tensor([0.5, 0.05, 0.15, 0.3]).log().repeat(1, 2000, 1)
+    keep_likely_(log_probs, **limits)
+    tokens = draw(log_probs, uniforms_for([(1, 2)], 2000, 1)[0])
     assert set(tokens.flatten().tolist()) == allowed
 
 
@@ -99,7 +100,7 @@ def test_lengths_come_from_a_sentences_own_source():
 
 def test_rules_in_turn():
     config = SearchConfig(beam=1, min_length=1, max_length_offset=2, unk_penalty=3.0)
-    rules = Rules(config, torch.tensor([2, 2]), torch.tensor([1, 1]), torch.tensor([[7], [1]]))
+    rules = Rules(config, torch.tensor([2, 2]), torch.tensor([0, 0]), torch.tensor([[7], [1]]))
     scores = torch.zeros(2, 1, 9)
     rules.apply_(scores, torch.tensor([0, 0]), Due(1))
     assert scores[0, 0].isfinite().nonzero().flatten().tolist() == [7]
@@ -112,8 +113,8 @@ def test_rules_in_turn():
 
 def test_rules_know_each_sentences_step():
     config = SearchConfig(beam=1, min_length=2, max_length_offset=3)
-    limits, first_ends = torch.tensor([3, 3, 3]), torch.tensor([2, 2, 2])
-    rules = Rules(config, limits, first_ends, torch.tensor([[7, 8], [7, 8], [7, 8]]))
+    limits, num_given = torch.tensor([3, 3, 3]), torch.tensor([0, 0, 0])
+    rules = Rules(config, limits, num_given, torch.tensor([[7, 8], [7, 8], [7, 8]]))
     scores = torch.zeros(3, 1, 9)
     rules.apply_(scores, torch.tensor([1, 2, 3]), Due(4))
     allowed = [scores[row, 0].isfinite().nonzero().flatten().tolist() for row in range(3)]

@@ -60,7 +60,7 @@ class LanguageModel:
         config = only_one(search, beam=beam, **options)
         if config.constraint_order is not None:
             raise ConfigError("--constraints is for translations: a language model continues its prompt freely. Leave it out.")
-        searcher, warn = Search(self.models, config), warn or warn_in_python
+        searcher, warn = Search(self.models, config, vocabulary=self.vocabulary), warn or warn_in_python
         if first_number == 0:
             warn_of_joiner(remove_bpe, self.vocabulary, warn)
         lines = list(prompts)

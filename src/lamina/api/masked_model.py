@@ -16,7 +16,7 @@ from lamina.data.batching import length_batches, pad_rows
 from lamina.data.labelled_sentences import Frame
 from lamina.errors import ConfigError, DataError
 from lamina.models.masked import MaskedModel
-from lamina.text.subword import JOINER, WORD_START, Subword
+from lamina.text.subword import Subword, library_behind
 from lamina.text.vocabulary import BOS, EOS, FIRST_WORD_ID, MASK_SYMBOL, Vocabulary
 
 
@@ -51,7 +51,7 @@ class MaskedLanguageModel:
         self.subwords = subwords
         self.languages = languages
         self.max_positions = min(model.max_positions for model in models)
-        self._marks_begin = any(symbol.startswith(WORD_START) for symbol in vocabularies[0].symbols)
+        self._library = library_behind(vocabularies[0].symbols)
 
     # -- gaps
 
@@ -84,21 +84,25 @@ class MaskedLanguageModel:
     def _ids(self, text: str, *, follows_gap: bool = False) -> list[int]:
         pieces = self.subwords[0].encode(text)
         # Sentencepiece begins every text like a word; what follows the gap without a space, such as a full stop, is none.
-        if follows_gap and pieces and not text[:1].isspace() and pieces[0].startswith(WORD_START):
-            rest = pieces[0].removeprefix(WORD_START)
+        if follows_gap and pieces and not text[:1].isspace() and self._opens_word(pieces[0]):
+            rest = self._library.spell(pieces[:1])
             pieces = [rest, *pieces[1:]] if rest in self.vocabularies[0] else pieces if rest else pieces[1:]
         return self.vocabularies[0].ids(pieces)
 
     def _filled(self, before: str, piece: str, after: str) -> str:
         """The marks of a piece decide about the spaces around it."""
-        if piece.endswith(JOINER):
-            return before + piece.removesuffix(JOINER) + after.lstrip()
-        if not self._marks_begin:
-            return before + piece + after
-        if not piece.startswith(WORD_START):
-            return before.rstrip() + piece + after
-        space = " " if before and not before[-1].isspace() else ""
-        return before + space + piece.removeprefix(WORD_START) + after
+        word = self._library.spell([piece])
+        if self._library.continues(piece):
+            return before + word + after.lstrip()
+        if not self._library.begins_word(piece):
+            return before.rstrip() + word + after
+        space = " " if self._opens_word(piece) and before and not before[-1].isspace() else ""
+        return before + space + word + after
+
+    def _opens_word(self, piece: str) -> bool:
+        """Whether a mark says that a word begins here."""
+        library = self._library
+        return library.is_marked(piece) and library.begins_word(piece) and not library.continues(piece)
 
     # -- sentences
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 from lamina.config.search_options import SearchConfig
 from lamina.errors import ConfigError
-from lamina.fields import build
+from lamina.fields import build, flat_names
 from lamina.text.vocabulary import EOS
 
 TooLong = Literal["truncate", "skip"]
@@ -50,8 +50,8 @@ class Score:
 
 
 def search_config(**options: Any) -> SearchConfig:
-    """SearchConfig from its fields' names or from flags (`lenpen`, `max_len_a`); None means the default."""
-    flags = {item.name: item.metadata["info"].name or item.name.replace("_", "-") for item in fields(SearchConfig)}
+    """SearchConfig from its fields' and its rules' names or from flags (`lenpen`, `max_len_a`); None means the default."""
+    flags = flat_names(SearchConfig)
     values = {flags.get(name, name.replace("_", "-")): value for name, value in options.items() if value is not None}
     return build(SearchConfig, values, explicit=values)
 

@@ -152,7 +152,7 @@ class Translator:
         """
         if isinstance(sentences, str):
             raise ConfigError("translate() takes a list of sentences, not one string. Write translate([sentence]).")
-        searcher = Search(self.models, only_one(search, beam=beam, **options))
+        searcher = Search(self.models, only_one(search, beam=beam, **options), vocabulary=self.vocabularies[1])
         warn = warn or warn_in_python
         if first_number == 0:  # of the parts of a longer text, the first says it for all
             warn_of_joiner(remove_bpe, self.vocabularies[1], warn)

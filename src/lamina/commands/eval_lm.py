@@ -13,12 +13,12 @@ from lamina.commands.generate import load_model
 from lamina.config.eval_lm_options import EvalLmConfig
 from lamina.data.blocks import TokenBlocks, find_language, open_blocks
 from lamina.data.verify import load_dictionary, verify_splits
-from lamina.decode.perplexity import Tally, WordMarks, perplexity_line, perplexity_of, score_blocks, words_of
+from lamina.decode.perplexity import Tally, WordMarks, marks_named, perplexity_line, perplexity_of, score_blocks, words_of
 from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.metrics.figures_file import write_figures
 from lamina.pruning.cut import PRUNING_LINE
 from lamina.text.pieces import warn_of_joiner
-from lamina.text.subword import Bpe, SentencePiece, Subword
+from lamina.text.subword import library_of
 
 # As in the references, where neither limit is given.
 DEFAULT_MAX_TOKENS = 36000
@@ -31,9 +31,10 @@ def run(config: EvalLmConfig) -> None:
     max_length = data.block_size or model.max_positions
     corpus = _open_blocks(config, model, max_length)
     indices = _fitting(config, model, corpus)
-    mark = config.remove_bpe or _mark_of(model.subword)
+    # As --remove-bpe says, or as the checkpoint's own segmentation marks pieces.
+    marks = marks_named(config.remove_bpe) if config.remove_bpe else library_of(model.subword)
     warn_of_joiner(config.remove_bpe, model.vocabulary, console.warn)
-    tally = Tally(WordMarks(model.vocabulary, mark))
+    tally = Tally(WordMarks(model.vocabulary, marks))
     started = time.perf_counter()
     limit = DEFAULT_MAX_TOKENS if data.max_tokens is None and data.max_sentences is None else data.max_tokens
     with console.progress("evaluating", len(indices)) as advance:
@@ -49,22 +50,23 @@ def run(config: EvalLmConfig) -> None:
             advance(1)
     seconds = time.perf_counter() - started
     console.notice(f"evaluated {tally.num_tokens} tokens in {seconds:.1f} s ({tally.num_tokens / seconds:.2f} tokens/s)")
-    if mark is not None:
+    knows_words = bool(config.remove_bpe) or library_of(model.subword).shows_words
+    if knows_words:
         other, count = ("token", tally.num_tokens) if config.remove_bpe else ("word", tally.num_words)
         print(f"| by {other}: {perplexity_line(tally.total, count)} ({count} {other}s)")
     print(perplexity_line(tally.total, tally.num_words if config.remove_bpe else tally.num_tokens))
     if config.json is not None:
-        write_figures(config.json, _figures(tally, mark, by_word=bool(config.remove_bpe)), tokens=tally.num_tokens,
-                      words=tally.num_words if mark is not None else None, seconds=seconds)
+        write_figures(config.json, _figures(tally, knows_words=knows_words, by_word=bool(config.remove_bpe)),
+                      tokens=tally.num_tokens, words=tally.num_words if knows_words else None, seconds=seconds)
     if config.has_word_stats:
         for stat in sorted(tally.stats.values(), key=lambda stat: -stat.count):
             print(stat.line())
 
 
-def _figures(tally: Tally, mark: str | None, *, by_word: bool) -> dict[str, float]:
+def _figures(tally: Tally, *, knows_words: bool, by_word: bool) -> dict[str, float]:
     """The closing line's, and by the other unit where there are two."""
     counts = {"": tally.num_words if by_word else tally.num_tokens}
-    if mark is not None:
+    if knows_words:
         counts["token_" if by_word else "word_"] = tally.num_tokens if by_word else tally.num_words
     figures: dict[str, float] = {}
     for prefix, count in counts.items():
@@ -108,9 +110,3 @@ def _fitting(config: EvalLmConfig, model: LanguageModel, corpus: TokenBlocks) ->
         console.notice(f"{what} and are left out")
     fitting = np.setdiff1d(np.arange(len(corpus)), too_long)
     return fitting[config.data.shard_id :: config.data.num_shards].tolist()
-
-
-def _mark_of(subword: Subword) -> str | None:
-    """How the checkpoint's own segmentation marks pieces; None: tokens are words, as far as anybody knows."""
-    inner = getattr(subword, "inner", subword)
-    return {Bpe: "@@ ", SentencePiece: "sentencepiece"}.get(type(inner))

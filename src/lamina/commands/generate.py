@@ -226,7 +226,7 @@ def _searched(config: GenerateConfig, translator: Translator, examples: list[Exa
                 yield index, numbers[index], examples[index], [Hypothesis(ids, sum(own) / len(ids), own)]
                 advance(ranks.size)  # the others are about as far
             return
-        search, num_lost = Search(translator.models, config.search), 0
+        search, num_lost = Search(translator.models, config.search, vocabulary=translator.vocabularies[1]), 0
         prefixes = [example.target[: config.prefix_size] for example in examples] if config.prefix_size else None
         for found in search_rows(search, [example.source for example in examples], device=translator.device, prefixes=prefixes,
                                  seed=config.files.seed, numbers=numbers, with_attention=describer.needs_attention,

@@ -54,7 +54,7 @@ def _advice(side: SideReport, config: PreprocessConfig) -> str:
     chosen = config.segmentation
     if chosen.subword:
         return "It has characters that the training text lacks: check its language and encoding."
-    if chosen.bpe_codes or chosen.sentencepiece_model:
+    if chosen.given is not None:
         return "The subword model and the dictionary may belong to different texts."
     if config.dictionary.source_dict or config.dictionary.target_dict:
         return "The dictionary that was given may belong to another text, or to one with other subwords."

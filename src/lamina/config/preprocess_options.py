@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from lamina.config.plug_in_options import PlugInConfig
-from lamina.fields import check, flag, part
+from lamina.fields import check, every, flag, part
+from lamina.parts.contracts import SubwordLibrary
+from lamina.registry import register
 
 DEFAULT_PADDING_FACTOR = 8
-DEFAULT_CHARACTER_COVERAGE = 0.9995  # sentencepiece's own
+
+
+class Learnable(Collection[str]):
+    """The choices of --subword: the libraries that learn from text."""
+
+    def _names(self) -> list[str]:
+        return ["none", *(name for name, kind in register.subword.items() if kind.can_learn())]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names()
+
+    def __len__(self) -> int:
+        return len(self._names())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +104,9 @@ class SegmentationConfig:
     """Raw text: tokenization and subwords; without them lines are split at white space."""
 
     subword: str | None = flag(None, "learn a subword model on the training text and apply it",
-                               choices=("none", "sentencepiece", "bpe"), paper="Kudo 2018; Sennrich et al. 2016")
+                               choices=Learnable(), paper="Kudo 2018; Sennrich et al. 2016")
     vocab_size: int = flag(8000, "pieces to learn", needs="subword")
-    character_coverage: float = flag(DEFAULT_CHARACTER_COVERAGE, "share of the characters that sentencepiece covers",
-                                     needs="subword")
-    bpe_codes: tuple[str, ...] = flag((), "apply these subword-nmt codes; one file, or source,target", metavar="FILE",
-                                      needs="!subword")
-    sentencepiece_model: tuple[str, ...] = flag((), "apply this .model; one file, or source,target", metavar="FILE",
-                                                needs="!subword")
+    libraries: tuple[SubwordLibrary, ...] = every(register.subword)
     tokenizer: str | None = flag(None, "tokenize before, detokenize after; moses needs pip install 'lamina[moses]'",
                                  choices=("none", "moses"))
 
@@ -101,19 +114,27 @@ class SegmentationConfig:
         for name in ("subword", "tokenizer"):
             if getattr(self, name) == "none":  # written out, it still means that nothing was chosen
                 object.__setattr__(self, name, None)
-        check(not (self.bpe_codes and self.sentencepiece_model),
-              "--bpe-codes and --sentencepiece-model are two segmentations of the same text: give one.")
-        for name in ("bpe_codes", "sentencepiece_model"):
-            flag_name = f"--{name.replace('_', '-')}"
-            check(not (self.subword and getattr(self, name)),
-                  f"{flag_name} brings a subword model and --subword learns one: leave one of them out.")
-            check(len(getattr(self, name)) <= 2,
-                  f"{flag_name} takes one file, or one for the source and one for the target.")
-        check(self.subword == "sentencepiece" or self.character_coverage == DEFAULT_CHARACTER_COVERAGE,
-              "--character-coverage has no effect without --subword sentencepiece.")
-        check(0.0 < self.character_coverage <= 1.0,
-              f"--character-coverage is {self.character_coverage}; it must lie in (0, 1].")
+        given = [library for library in self.libraries if library.models]
+        check(len(given) <= 1, f"{' and '.join(f'--{library.model_option}' for library in given)} are segmentations of the "
+                               "same text: give one.")
+        for library in given:
+            check(not self.subword, f"--{library.model_option} brings a subword model and --subword learns one: leave one of "
+                                    "them out.")
+            check(len(library.models) <= 2,
+                  f"--{library.model_option} takes one file, or one for the source and one for the target.")
+        for library in self.libraries:
+            library.check(is_learned=library.name == self.subword)
         check(self.vocab_size >= 1, f"--vocab-size is {self.vocab_size}; it must be at least 1.")
+
+    @property
+    def learned(self) -> SubwordLibrary | None:
+        """What --subword chose."""
+        return next((library for library in self.libraries if library.name == self.subword), None)
+
+    @property
+    def given(self) -> SubwordLibrary | None:
+        """The library whose models a person has named."""
+        return next((library for library in self.libraries if library.models), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +166,7 @@ class PreprocessConfig:
               "the model that belongs to the dictionary with --bpe-codes or --sentencepiece-model instead.")
         check(segmentation.tokenizer is None or text.source_lang is not None,
               "--tokenizer moses needs to know the language: pass --source-lang.")
-        check(not text.only_source or max(len(segmentation.bpe_codes), len(segmentation.sentencepiece_model)) < 2,
+        check(not text.only_source or segmentation.given is None or len(segmentation.given.models) < 2,
               "--only-source has one side, and so one subword model.")
 
     @property

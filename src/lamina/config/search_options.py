@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any
 
-from lamina.fields import check, flag
+from lamina.fields import check, every, flag
+from lamina.parts.contracts import StepRule
+from lamina.registry import register
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class SearchConfig:
     """Search."""
 
@@ -16,23 +19,17 @@ class SearchConfig:
     nbest: int = flag(1, "translations to return for a sentence, the best first; at most --beam")
     length_penalty: float = flag(1.0, "a hypothesis scores sum of log-probabilities / length^X: below 1 favours short "
                                  "ones, above 1 long ones", name="lenpen", needs="!unnormalized")
-    unk_penalty: float = flag(0.0, "taken off the score of each <unk>; negative values reward it", name="unkpen")
     unnormalized: bool = flag(False, "compare sums of log-probabilities, whatever the length")
-    min_length: int = flag(1, "fewest tokens of a translation, </s> not counted", name="min-len")
     max_length_factor: float = flag(0.0, "a translation has at most A * source length + B tokens; the source's </s> "
                                     "counts, the translation's does not", name="max-len-a", metavar="A")
     max_length_offset: int = flag(200, "see --max-len-a", name="max-len-b", metavar="B")
     match_source_length: bool = flag(False, "no translation longer than its source", name="match-source-len")
     uses_padded_width: bool = flag(False, "take the source length from the longest sentence of the batch, as the "
                                    "references do; results then depend on the batch", name="max-len-from-padded-width")
-    no_repeat_ngram: int = flag(0, "never repeat N tokens in a row within a translation; 0 allows it",
-                                name="no-repeat-ngram-size")
     temperature: float = flag(1.0, "divide scores by X before they become probabilities: below 1 sharpens, above 1 "
                               "flattens")
     sampling: bool = flag(False, "draw each token at random instead of searching for the best; --beam draws a sentence")
-    sampling_topk: int = flag(-1, "draw among the N most likely tokens", paper="Fan et al. 2018, §5.2", needs="sampling")
-    sampling_topp: float = flag(-1.0, "draw among the fewest tokens whose probabilities reach P", metavar="P",
-                                paper="Holtzman et al. 2020, §3.1", needs="sampling")
+    rules: tuple[StepRule, ...] = every(register.step_rule)
     diverse_beam_groups: int = flag(-1, "split the beam into N groups that avoid each other's tokens",
                                     paper="Vijayakumar et al. 2018")
     diverse_beam_strength: float = flag(0.5, "how much a group loses for each earlier group's use of the same token",
@@ -44,38 +41,45 @@ class SearchConfig:
     cuda_graphs: bool = flag(True, "on a GPU, record a step once and replay it; off with one notice where steps ask the "
                              "processor, as with --constraints")
 
+    def __init__(self, **values: Any) -> None:
+        """Fields by name, those of the rules among them: `SearchConfig(beam=4, no_repeat_ngram=3)`."""
+        for item in fields(self):
+            default = item.default if item.default_factory is MISSING else None
+            if item.name not in values and item.default_factory is not MISSING:
+                default = item.default_factory()
+            object.__setattr__(self, item.name, values.pop(item.name, default))
+        own: list[dict[str, Any]] = [{} for _ in self.rules]
+        for name, value in values.items():
+            homes = [place for place, rule in enumerate(self.rules)
+                     if name in (item.name for item in fields(rule))]  # type: ignore[arg-type]
+            if len(homes) != 1:
+                raise TypeError(f"SearchConfig has {'several rules with a' if homes else 'no'} field {name}")
+            own[homes[0]][name] = value
+        object.__setattr__(self, "rules", tuple(
+            replace(rule, **given) for rule, given in zip(self.rules, own, strict=True)))  # type: ignore[type-var]
+        self.__post_init__()
+
     def __post_init__(self) -> None:
         check(self.beam >= 1, f"--beam is {self.beam}; it must be at least 1, where 1 is greedy search.")
         check(1 <= self.nbest <= self.beam,
               f"--nbest is {self.nbest}; it must lie between 1 and --beam {self.beam}. Raise --beam, or ask for fewer.")
         check(math.isfinite(self.temperature) and self.temperature > 0.0,
               f"--temperature is {self.temperature}; it must be a number above 0. Leave it out for 1.")
-        for name, value in (("lenpen", self.length_penalty), ("unkpen", self.unk_penalty)):
-            check(math.isfinite(value), f"--{name} is {value}; it must be a finite number.")
-        check(self.no_repeat_ngram >= 0,
-              f"--no-repeat-ngram-size is {self.no_repeat_ngram}; it must be 0 or more, where 0 allows repetition.")
+        check(math.isfinite(self.length_penalty), f"--lenpen is {self.length_penalty}; it must be a finite number.")
         self._check_lengths()
         self._check_strategies()
         self._check_constraints()
+        for rule in self.rules:
+            rule.check(self)
 
     def _check_lengths(self) -> None:
-        check(self.min_length >= 0, f"--min-len is {self.min_length}; it must be 0 or more.")
         check(math.isfinite(self.max_length_factor) and self.max_length_factor >= 0.0,
               f"--max-len-a is {self.max_length_factor}; it must be 0 or more. Leave it out for a fixed limit.")
         check(self.max_length_offset >= 0 or self.max_length_factor > 0.0,
               f"--max-len-b is {self.max_length_offset}; below 0 it needs a --max-len-a that outweighs it.")
-        check(self.max_length_factor > 0.0 or self.match_source_length or self.min_length <= self.max_length_offset,
-              f"--min-len is {self.min_length}, more than --max-len-b {self.max_length_offset} allows. Raise --max-len-b.")
 
     def _check_strategies(self) -> None:
-        topk, topp, groups = self.sampling_topk, self.sampling_topp, self.diverse_beam_groups
-        check(topk == -1 or topk >= 1,
-              f"--sampling-topk is {topk}; it must be at least 1. Leave it out to draw from all tokens.")
-        check(topp == -1.0 or 0.0 < topp <= 1.0,
-              f"--sampling-topp is {topp}; it must lie in (0, 1]. Leave it out to draw from all tokens.")
-        check(self.sampling or (topk == -1 and topp == -1.0),
-              f"--sampling-top{'k' if topk != -1 else 'p'} has no effect without --sampling. Add --sampling, or leave it out.")
-        check(topk == -1 or topp == -1.0, "--sampling-topk and --sampling-topp exclude each other. Leave one of them out.")
+        groups = self.diverse_beam_groups
         check(groups == -1 or groups >= 1,
               f"--diverse-beam-groups is {groups}; it must be at least 1. Leave it out for ordinary beam search.")
         check(groups == -1 or self.beam % groups == 0,
@@ -96,6 +100,15 @@ class SearchConfig:
                                               "share out the beam. Leave one of them out.")
         check(not self.match_source_length, "--constraints and --match-source-len exclude each other: phrases may need more "
                                             "room than the source has. Leave one of them out.")
+
+    @property
+    def rules_in_force(self) -> tuple[StepRule, ...]:
+        return tuple(rule for rule in self.rules if rule.is_on)
+
+    @property
+    def min_length(self) -> int:
+        """Fewest tokens of a translation, </s> not counted."""
+        return max((rule.shortest for rule in self.rules_in_force), default=0)
 
     @property
     def num_groups(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lamina.errors import DataError
-from lamina.text.subword import JOINER, WORD_START
+from lamina.text.subword import library_behind
 from lamina.text.vocabulary import FIRST_WORD_ID, MASK_SYMBOL, Vocabulary
 
 # What becomes of a word.
@@ -19,9 +19,8 @@ NOT_CHOSEN, MASKED, RANDOM, KEPT = range(4)
 class WordMarks:
     """How a dictionary's pieces show where words begin, as tables over its ids."""
 
-    begins: np.ndarray  # (V,) sentencepiece's mark in front of a word's first piece
-    goes_on: np.ndarray  # (V,) BPE's mark behind all but a word's last piece
-    has_begin_mark: bool
+    begins: np.ndarray  # (V,) a word may begin with this piece
+    continues: np.ndarray  # (V,) into the next piece
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> WordMarks:
@@ -30,14 +29,14 @@ class WordMarks:
         if words and all(re.fullmatch(r"\d+", word) for word in words):
             raise DataError("--mask-whole-words cannot tell the words of this dictionary: its symbols are all numbers, as "
                             "GPT-2's byte-level pieces are. Leave it out, or segment the text with sentencepiece or BPE.")
-        begins = np.array([symbol.startswith(WORD_START) for symbol in vocabulary.symbols])
-        goes_on = np.array([symbol.endswith(JOINER) for symbol in vocabulary.symbols])
-        return cls(begins, goes_on, bool(begins.any()))
+        library = library_behind(vocabulary.symbols)
+        return cls(np.array([library.begins_word(symbol) for symbol in vocabulary.symbols]),
+                   np.array([library.continues(symbol) for symbol in vocabulary.symbols]))
 
     def word_numbers(self, ids: np.ndarray) -> np.ndarray:
         """The number of each token's word, from 0 on; a special symbol is a word of its own. (T,)"""
         is_special = ids < FIRST_WORD_ID
-        is_start = self.begins[ids] if self.has_begin_mark else ~np.append(False, self.goes_on[ids][:-1])
+        is_start = self.begins[ids] & ~np.append(False, self.continues[ids][:-1])
         is_start = is_start | is_special | np.append(True, is_special[:-1])
         return np.cumsum(is_start) - 1
 

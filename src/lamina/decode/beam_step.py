@@ -24,7 +24,7 @@ from lamina.decode.requests import Entries
 from lamina.decode.step_rules import Due, Rules
 from lamina.nn.attention import kernels_for_any_length
 from lamina.nn.cache import StepState
-from lamina.text.vocabulary import EOS, UNK
+from lamina.text.vocabulary import EOS
 
 if TYPE_CHECKING:
     from lamina.decode.search import Search
@@ -58,7 +58,8 @@ class BeamStep:
         self.constraints = constraints
         batch, device = len(first.ids), first.ids.device
         self.max_length = min(-(-num_steps // MULTIPLE) * MULTIPLE, search.max_positions)
-        self.rules = Rules(self.config, first.limits, first.first_ends, first.prefix, constraints, num_steps=num_steps + 1)
+        self.rules = Rules(self.config, first.limits, first.num_given, first.prefix, constraints, num_steps=num_steps + 1,
+                           found=search.found)
         # A slot that is done stays one step behind its last: there it may write what nobody reads.
         self.trace = Backtrace(num_steps + 1, batch, self.config.beam, device)
         self.uniforms = first.uniforms
@@ -86,11 +87,11 @@ class BeamStep:
         tokens = torch.cat([torch.full_like(prompt[:, :1], EOS), prompt[:, :-1]], dim=1)
         own = torch.stack([model.read(tokens, prompt, state, self.config.temperature)
                            for model, state in zip(self.search.models, states, strict=True)])
-        found = own.logsumexp(dim=0) - math.log(len(states)) - self.config.unk_penalty * prompt.eq(UNK)
+        found = own.logsumexp(dim=0) - math.log(len(states))
+        self.rules.begin_(entries.rows, prompt, found)
         totals = scores[:, :, None] + found.cumsum(dim=1)[:, None]  # (B, K, P)
         beams = prompt[:, None].expand(-1, self.config.beam, -1)
         self.trace.begin_(entries.rows, beams, totals)
-        self.rules.begin_(entries.rows, beams)
         return beams[:, :, -1].contiguous(), totals[:, :, -1].contiguous()
 
     @prepared
@@ -101,7 +102,7 @@ class BeamStep:
         states, tokens, scores = self._begin(entries)
         for state, own in zip(self.states, states, strict=True):
             state.put_(rows, own)
-        self.rules.put_(rows, entries.limits, entries.first_ends, entries.prefix)
+        self.rules.put_(rows, entries.limits, entries.num_given, entries.prefix)
         self.tokens.index_copy_(0, rows, tokens)
         self.scores.index_copy_(0, rows, scores)
         self.num_ended.index_fill_(0, rows, 0)

@@ -36,7 +36,7 @@ Strategy = Callable[[Tensor, Tensor, Tensor | None], Candidates]
 
 def strategy_of(config: SearchConfig) -> Strategy:
     if config.sampling:
-        return partial(sampled, topk=config.sampling_topk, topp=config.sampling_topp)
+        return sampled
     if config.num_groups > 1:
         return partial(most_likely_by_group, num_groups=config.num_groups, strength=config.diverse_beam_strength)
     return most_likely
@@ -92,10 +92,10 @@ def most_likely_by_group(log_probs: Tensor, scores: Tensor, uniforms: Tensor | N
     return Candidates(*(torch.stack(parts, dim=2).flatten(1) for parts in zip(*groups, strict=True)))
 
 
-def sampled(log_probs: Tensor, scores: Tensor, uniforms: Tensor | None = None, *, topk: int, topp: float) -> Candidates:
+def sampled(log_probs: Tensor, scores: Tensor, uniforms: Tensor | None = None) -> Candidates:
     """One draw a beam; beams never meet."""
     assert uniforms is not None, "draws need random numbers"
-    tokens = draw(log_probs, uniforms, topk=topk, topp=topp)
+    tokens = draw(log_probs, uniforms)
     totals = scores + log_probs.gather(2, tokens[:, :, None])[:, :, 0]
     parents = torch.arange(scores.size(1), device=scores.device).expand_as(tokens)
     return Candidates(totals, tokens, parents)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -54,36 +54,63 @@ def score_blocks(models: Sequence[DecoderOnly], corpus: TokenBlocks, indices: Se
             yield found[index]
 
 
-class WordMarks:
-    """Which pieces make a word, by the mark that subwords carry, as --remove-bpe names it."""
+class PieceMarks(Protocol):
+    """How pieces make words: a SubwordLibrary, or a mark that somebody names."""
 
-    def __init__(self, vocabulary: Vocabulary, mark: str | None) -> None:
+    def begins_word(self, piece: str) -> bool: ...
+
+    def continues(self, piece: str) -> bool: ...
+
+    def spell(self, pieces: Sequence[str]) -> str: ...
+
+
+class NamedMarks:
+    """The rule that --remove-bpe names, or a mark at the end of pieces that continue, such as '@@ '."""
+
+    def __init__(self, name: str) -> None:
+        self.rule = joiner_of(name)
+
+    def begins_word(self, piece: str) -> bool:
+        return self.rule.is_at_end or not self.rule.is_space or piece.startswith(self.rule.mark)
+
+    def continues(self, piece: str) -> bool:
+        is_by_end = self.rule.joins and (self.rule.is_at_end or not self.rule.is_space)
+        return is_by_end and piece.endswith(self.rule.mark) != self.rule.is_at_end
+
+    def spell(self, pieces: Sequence[str]) -> str:
+        if self.rule.is_space:
+            return "".join(pieces).replace(self.rule.mark, "")
+        return "".join(piece.removesuffix(self.rule.mark) for piece in pieces)
+
+
+def marks_named(name: str) -> PieceMarks:
+    return NamedMarks(name)
+
+
+class WordMarks:
+    """Which pieces make a word."""
+
+    def __init__(self, vocabulary: Vocabulary, marks: PieceMarks) -> None:
         self.symbols = vocabulary.symbols
-        self.rule = joiner_of("none" if mark is None else mark)
-        self.is_by_beginning = self.rule.is_space and not self.rule.is_at_end
-        self.goes_on = np.zeros(len(vocabulary), dtype=bool)  # into the next piece
-        self.goes_before = np.zeros(len(vocabulary), dtype=bool)  # belongs to the piece before
-        for number, symbol in enumerate(self.symbols[FIRST_WORD_ID:], start=FIRST_WORD_ID):
-            if self.is_by_beginning:
-                self.goes_before[number] = not symbol.startswith(self.rule.mark)
-            elif self.rule.joins:
-                self.goes_on[number] = symbol.endswith(self.rule.mark) != self.rule.is_at_end
+        self.marks = marks
+        words = vocabulary.symbols[FIRST_WORD_ID:]
+        # A special symbol is a word of its own.
+        self.begins = np.array([True] * FIRST_WORD_ID + [marks.begins_word(word) for word in words])
+        self.continues = np.array([False] * FIRST_WORD_ID + [marks.continues(word) for word in words])
+        self.is_by_beginning = not self.begins.all()
 
     def num_words(self, ids: np.ndarray) -> int:
         """Words that end in these ids, or begin there: a word that is cut in two by a block counts once."""
-        return int((~self.goes_before[ids] if self.is_by_beginning else ~self.goes_on[ids]).sum())
+        return int((self.begins[ids] if self.is_by_beginning else ~self.continues[ids]).sum())
 
     def ends(self, ids: np.ndarray) -> np.ndarray:
         """True at the last piece of each word; what a block cuts off ends there."""
-        ends = np.append(~self.goes_before[ids[1:]], True) if self.is_by_beginning else ~self.goes_on[ids]
+        ends = np.append(self.begins[ids[1:]], True) & ~self.continues[ids]
         ends[-1:] = True
         return ends
 
     def spell(self, ids: Sequence[int]) -> str:
-        pieces = [self.symbols[token] for token in ids]
-        if self.rule.is_space:
-            return "".join(pieces).replace(self.rule.mark, "")
-        return "".join(piece.removesuffix(self.rule.mark) for piece in pieces)
+        return self.marks.spell([self.symbols[token] for token in ids])
 
 
 class ScoredWord(NamedTuple):

@@ -18,7 +18,7 @@ from lamina.decode.sampling import uniforms_for
 from lamina.decode.step_rules import length_limits
 from lamina.text.vocabulary import PAD
 
-NUM_COLUMNS = 3  # in front of the ids that travel to the device: slot, limit, first end
+NUM_COLUMNS = 3  # in front of the ids that travel to the device: slot, limit, tokens of the prompt
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Entries:
         return self.ids[:, 1].contiguous()
 
     @property
-    def first_ends(self) -> Tensor:
+    def num_given(self) -> Tensor:
         return self.ids[:, 2].contiguous()
 
     @property
@@ -90,16 +90,17 @@ class Sentences:
         if constraints is not None:
             constraints.fit_(limits, max_positions - 1)
         self.limits = np.array(limits)
-        self.first_ends = before + config.min_length
+        self.num_given = before
         self.num_steps = int(self.limits.max()) + 1
         # The tokens that a model may read at once.
-        may_read = constraints is None and config.num_groups == 1
+        may_read = (constraints is None and config.num_groups == 1
+                    and all(rule.knows_prompts for rule in config.rules_in_force))
         self.num_known = np.minimum(before, self.limits) if may_read else np.zeros_like(before)
 
     def entries(self, numbers: Sequence[int], rows: Sequence[int], width: int = 0) -> Entries:
         """Sentences for the slots `rows`, their sources padded to `width` or to the longest of them."""
         source = pad_rows([self.sources[number] for number in numbers], width)
-        columns = np.stack([np.asarray(rows), self.limits[list(numbers)], self.first_ends[list(numbers)]], axis=1)
+        columns = np.stack([np.asarray(rows), self.limits[list(numbers)], self.num_given[list(numbers)]], axis=1)
         parts = [columns, source]
         if self.prefixes is not None:
             parts.insert(1, pad_rows([self.prefixes[number] for number in numbers], self.num_prefix))

@@ -20,18 +20,21 @@ def uniforms_for(seeds: Sequence[Sequence[int]], num_beams: int, num_steps: int)
     return torch.from_numpy(np.stack(drawn, axis=1).astype(np.float32))
 
 
-def draw(log_probs: Tensor, uniforms: Tensor, *, topk: int = -1, topp: float = -1.0) -> Tensor:
-    """One token a beam by its probability, by inversion of the cumulative distribution. (B, K, V), (B, K) -> (B, K)"""
-    ids = None
+def keep_likely_(log_probs: Tensor, *, topk: int = -1, topp: float = -1.0) -> None:
+    """-inf for all but the most likely tokens: the first `topk`, or the fewest whose probabilities reach `topp`. (B, K, V)"""
     if topk > 0:
-        log_probs, ids = log_probs.topk(min(topk, log_probs.size(2)))
+        kept, ids = log_probs.topk(min(topk, log_probs.size(2)))
+        log_probs.fill_(-torch.inf).scatter_(2, ids, kept)
     elif 0.0 < topp < 1.0:
-        log_probs, ids = log_probs.sort(dim=2, descending=True)
-        probs = log_probs.exp()
+        likely, ids = log_probs.sort(dim=2, descending=True)
+        probs = likely.exp()
         # A token stays if those before it fall short of P: the one that reaches P is in.
-        log_probs = log_probs.masked_fill(probs.cumsum(dim=2) - probs >= topp, -torch.inf)
+        log_probs.scatter_(2, ids, likely.masked_fill(probs.cumsum(dim=2) - probs >= topp, -torch.inf))
+
+
+def draw(log_probs: Tensor, uniforms: Tensor) -> Tensor:
+    """One token a beam by its probability, by inversion of the cumulative distribution. (B, K, V), (B, K) -> (B, K)"""
     largest = log_probs.amax(dim=2, keepdim=True).clamp(min=torch.finfo(log_probs.dtype).min)
     cumulative = (log_probs - largest).exp().cumsum(dim=2)
     shares = uniforms.clamp(max=LARGEST_SHARE)[:, :, None] * cumulative[:, :, -1:]
-    places = torch.searchsorted(cumulative, shares, right=True).clamp(max=cumulative.size(2) - 1)
-    return (places if ids is None else ids.gather(2, places))[:, :, 0]
+    return torch.searchsorted(cumulative, shares, right=True).clamp(max=cumulative.size(2) - 1)[:, :, 0]

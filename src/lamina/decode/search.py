@@ -27,19 +27,21 @@ from lamina.decode.scheduler import Finished, Scheduler
 from lamina.models.decoder_only import DecoderOnly
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
+from lamina.text.vocabulary import Vocabulary
 
 
 class Search:
     """Beam search, its diverse form or sampling with one model, or with the mean of several models' probabilities."""
 
     def __init__(self, models: Sequence[EncoderDecoder] | Sequence[DecoderOnly], config: SearchConfig,
-                 active: ActiveLayers = ALL_LAYERS) -> None:
-        """`active` leaves out layers of the models."""
+                 active: ActiveLayers = ALL_LAYERS, *, vocabulary: Vocabulary | None = None) -> None:
+        """`active` leaves out layers of the models; `vocabulary` is for step rules that know words by name."""
         assert models, "a search needs a model"
         self.models: list[Any] = list(models)
         self.config = config
         self.active = active
         self.strategy = strategy_of(config)
+        self.found = [rule.look_up(vocabulary) for rule in config.rules_in_force]
         self.max_positions: int = min(model.max_target_positions for model in self.models)
 
     def run(self, source: Tensor, prefix: Tensor | None = None, *, seeds: Sequence[Sequence[int]] | None = None,

@@ -1,11 +1,11 @@
-"""What may not be said: rules that change log-probabilities before a search chooses."""
+"""The step rules of a search at work: who has a turn when, and what all of them look at."""
 
 # B sentences, K beams, T tokens so far, V vocabulary, P length of the prefix
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from torch import Tensor
 from lamina.config.search_options import SearchConfig
 from lamina.decode.candidates import Candidates
 from lamina.decode.constraints import Constraints
-from lamina.text.vocabulary import EOS, PAD, UNK
+from lamina.parts.contracts import RuleInForce, RulePlace, Stage, Step
+from lamina.text.vocabulary import EOS, PAD
 
 
 class Due(NamedTuple):
@@ -25,49 +26,77 @@ class Due(NamedTuple):
 
 
 class Rules:
-    """Penalties and prohibitions of one search, each sentence at a step of its own."""
+    """The step rules of one search (parts/search_rules.py) in the order of their stages, each sentence at a step of its own.
 
-    def __init__(self, config: SearchConfig, limits: Tensor, first_ends: Tensor, prefix: Tensor | None = None,
-                 constraints: Constraints | None = None, *, num_steps: int = 0) -> None:
-        """limits, first_ends: (B,), the most tokens before </s> and the fewest; prefix: (B, P), padded; `num_steps`: at most"""
-        self.config = config
+    What a rule forbids gives way to what is demanded: constraints, then prefixes, then the end at the longest length.
+    """
+
+    def __init__(self, config: SearchConfig, limits: Tensor, num_given: Tensor, prefix: Tensor | None = None,
+                 constraints: Constraints | None = None, *, num_steps: int = 0, found: Sequence[Any] | None = None) -> None:
+        """limits, num_given: (B,), the most tokens before </s> and those of the prompt; prefix: (B, P), padded.
+
+        `num_steps`: at most, of any sentence to come; `found`: what each rule in force has looked up.
+        """
+        found = [rule.look_up(None) for rule in config.rules_in_force] if found is None else found
+        place = RulePlace(len(limits), config.beam, num_steps, limits.device)
+        self.stages: dict[Stage, list[RuleInForce]] = {stage: [] for stage in Stage}
+        for rule, own in zip(config.rules_in_force, found, strict=True):
+            self.stages[rule.stage].append(rule.build(place._replace(found=own)))
+        self.rules = [rule for stage in self.stages.values() for rule in stage]
         self.constraints = constraints
         self.limits = limits
-        self.first_ends = first_ends
+        self.num_given = num_given
         self.prefix = prefix
-        # The tokens of each beam, where repetition matters.
-        self.past = limits.new_zeros(len(limits), config.beam, num_steps) if config.no_repeat_ngram else None
+        reads_past = any(rule.reads_past for rule in self.rules)
+        self.past = limits.new_zeros(len(limits), config.beam, num_steps) if reads_past else None  # the tokens of each beam
         self._rows = torch.arange(len(limits), device=limits.device)
 
     def apply_(self, log_probs: Tensor, steps: Tensor, due: Due) -> None:
         """log_probs: (B, K, V), of the token after `steps` (B,) others"""
+        step = self._step(steps, due)
         log_probs[:, :, PAD] = -torch.inf
-        if self.config.unk_penalty:
-            log_probs[:, :, UNK] -= self.config.unk_penalty
-        forced = self._forced(steps) if due.has_prefixes else None
+        self._apply_(Stage.WEIGH, log_probs, step)
+        forced = self._forced(step, has_ends=due.has_ends)
         forced_scores = None if forced is None else log_probs.gather(2, _per_beam(forced, log_probs))
-        end_scores = log_probs[:, :, EOS].clone() if due.has_ends else None
-        if self.past is not None:
-            forbid_repetition_(log_probs, self.past[:, :, : due.length], steps, self.config.no_repeat_ngram, self.constraints)
-        if self.constraints is not None:
-            self.constraints.restrict_(log_probs, due.length - 1)
-        log_probs[:, :, EOS].masked_fill_((steps < self.first_ends)[:, None], -torch.inf)
+        self._forbid_(log_probs, step)
+        self._apply_(Stage.END, log_probs, step)
         if forced is not None and forced_scores is not None:
             is_forced = forced.ne(PAD)[:, None, None]
             log_probs.masked_fill_(is_forced, -torch.inf)
             here = _per_beam(forced, log_probs)
             log_probs.scatter_(2, here, torch.where(is_forced, forced_scores, log_probs.gather(2, here)))
-        if end_scores is not None:
-            must_end = self.must_end(steps)[:, None]
-            log_probs.masked_fill_(must_end[:, :, None], -torch.inf)
-            log_probs[:, :, EOS] = torch.where(must_end, end_scores, log_probs[:, :, EOS])
+        self._apply_(Stage.CHOOSE, log_probs, step)
 
-    def _forced(self, steps: Tensor) -> Tensor | None:
-        """The token that each sentence must go on with, or a pad. (B,)"""
-        if self.prefix is None:
-            return None
-        last = self.prefix.size(1) - 1
-        return self.prefix[self._rows, steps.clamp(max=last)].masked_fill(steps > last, PAD)
+    def _apply_(self, stage: Stage, log_probs: Tensor, step: Step) -> None:
+        for rule in self.stages[stage]:
+            rule.apply_(log_probs, step)
+
+    def _forbid_(self, log_probs: Tensor, step: Step) -> None:
+        """What goes on with a constraint may be said in any case."""
+        if self.constraints is None:
+            self._apply_(Stage.FORBID, log_probs, step)
+            return
+        wanted = self.constraints.followers(log_probs)
+        scores = log_probs.view(-1)[wanted]
+        self._apply_(Stage.FORBID, log_probs, step)
+        log_probs.view(-1)[wanted] = scores
+        self.constraints.restrict_(log_probs, step.length - 1)
+
+    def _forced(self, step: Step, *, has_ends: bool) -> Tensor | None:
+        """The token that each sentence must continue with, or a pad; nothing outranks the longest length. (B,)"""
+        forced = None
+        for rule in self.rules:
+            own = rule.forced(step)
+            if own is not None:
+                forced = own if forced is None else torch.where(own.ne(PAD), own, forced)
+        if has_ends:
+            others = torch.full_like(step.steps, PAD) if forced is None else forced
+            forced = others.masked_fill(self.must_end(step.steps), EOS)
+        return forced
+
+    def _step(self, steps: Tensor, due: Due) -> Step:
+        return Step(steps, self.num_given, due.length, self._rows, self.prefix if due.has_prefixes else None,
+                    None if self.past is None else self.past[:, :, : due.length])
 
     def must_end(self, steps: Tensor) -> Tensor:
         """(B,)"""
@@ -75,53 +104,59 @@ class Rules:
 
     def note_(self, steps: Tensor, beams: Candidates, due: Due) -> None:
         """These tokens are said at `steps`."""
-        if self.past is not None:
-            past = self.past[:, :, : due.length]
-            past.copy_(past.gather(1, beams.parents[:, :, None].expand_as(past)))
+        step = self._step(steps, due)
+        if self.past is not None and step.past is not None:
+            step.past.copy_(step.past.gather(1, beams.parents[:, :, None].expand_as(step.past)))
             self.past[self._rows, :, steps] = beams.tokens
+        for rule in self.rules:
+            rule.note_(step, beams.tokens, beams.parents)
 
-    def begin_(self, rows: Tensor, beams: Tensor) -> None:
-        """These are the first tokens of some sentences. beams: (B', K, T)"""
+    def begin_(self, rows: Tensor, prompt: Tensor, scores: Tensor) -> None:
+        """These are the first tokens of some sentences, in all beams, and their scores. (B', P)"""
         if self.past is not None:
-            self.past[:, :, : beams.size(2)].index_copy_(0, rows, beams)
+            beams = prompt[:, None].expand(-1, self.past.size(1), -1)
+            self.past[:, :, : prompt.size(1)].index_copy_(0, rows, beams)
+        for rule in self.rules:
+            rule.begin_(rows, prompt, scores)
 
-    def put_(self, rows: Tensor, limits: Tensor, first_ends: Tensor, prefix: Tensor | None) -> None:
+    def put_(self, rows: Tensor, limits: Tensor, num_given: Tensor, prefix: Tensor | None) -> None:
         """Other sentences take these rows; the prefixes are as wide."""
         self.limits.index_copy_(0, rows, limits)
-        self.first_ends.index_copy_(0, rows, first_ends)
+        self.num_given.index_copy_(0, rows, num_given)
         if self.prefix is not None and prefix is not None:
             self.prefix.index_copy_(0, rows, prefix)
+        for rule in self.rules:
+            rule.put_(rows)
 
     def select_(self, rows: Tensor) -> None:
         self._rows = self._rows[: len(rows)]
-        self.limits, self.first_ends = self.limits.index_select(0, rows), self.first_ends.index_select(0, rows)
+        self.limits, self.num_given = self.limits.index_select(0, rows), self.num_given.index_select(0, rows)
         if self.prefix is not None:
             self.prefix = self.prefix.index_select(0, rows)
         if self.past is not None:
             self.past = self.past.index_select(0, rows)
+        for rule in self.rules:
+            rule.select_(rows)
 
 
 def length_limits(config: SearchConfig, source_lengths: Sequence[int]) -> list[int]:
     """How many tokens each translation may have before </s>; source lengths count theirs."""
     if config.uses_padded_width:
         source_lengths = [max(source_lengths)] * len(source_lengths)
+    shortest = config.min_length
     if config.match_source_length:
-        return [max(config.min_length, length - 1) for length in source_lengths]
-    return [max(config.min_length, int(config.max_length_factor * length + config.max_length_offset))
-            for length in source_lengths]
+        return [max(shortest, length - 1) for length in source_lengths]
+    return [max(shortest, int(config.max_length_factor * length + config.max_length_offset)) for length in source_lengths]
 
 
-def forbid_repetition_(log_probs: Tensor, tokens: Tensor, steps: Tensor, size: int,
-                       constraints: Constraints | None = None) -> None:
+def forbid_repetition_(log_probs: Tensor, tokens: Tensor, steps: Tensor, size: int) -> None:
     """-inf for every token that would complete `size` tokens that the hypothesis already holds in a row.
 
     tokens: (B, K, T), of which the first `steps` (B,) of each sentence count. A sentence that is done may have taken more
-    steps than T: any answer will do for it. Constraints come first: what goes on with a phrase may repeat.
+    steps than T: any answer will do for it.
     """
     if tokens.size(2) < size:
         return
-    wanted = None if constraints is None else constraints.followers(log_probs)
-    wanted_scores = None if wanted is None else log_probs.view(-1)[wanted]
     windows = tokens.unfold(2, size, 1)  # (B, K, T - size + 1, size)
     places = steps[:, None] - torch.arange(size - 1, 0, -1, device=steps.device)  # (B, size - 1)
     places.clamp_(min=0, max=tokens.size(2) - 1)
@@ -130,8 +165,6 @@ def forbid_repetition_(log_probs: Tensor, tokens: Tensor, steps: Tensor, size: i
     is_repeated = windows[..., :-1].eq(recent[:, :, None]).all(dim=3) & is_whole[:, None]
     penalties = torch.zeros_like(is_repeated, dtype=log_probs.dtype).masked_fill_(is_repeated, -torch.inf)
     log_probs.scatter_add_(2, windows[..., -1], penalties)
-    if wanted is not None and wanted_scores is not None:
-        log_probs.view(-1)[wanted] = wanted_scores
 
 
 def _per_beam(ids: Tensor, log_probs: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from lamina.parts import (
     position_kinds,
     rate_schedules,
     residuals,
+    search_rules,
+    subword_libraries,
     surface_fusion,
     text_metrics,
     update_rules,
@@ -34,12 +36,19 @@ from lamina.parts.contracts import (
     Positions,
     Rates,
     Residual,
+    RuleInForce,
+    RulePlace,
     Schedule,
     Score,
+    Stage,
+    Step,
+    StepRule,
+    SubwordLibrary,
     TaskKind,
 )
 
 __all__ = ["Adapter", "Criterion", "Figure", "Fusion", "FusionPlace", "Head", "HeadPlace", "LayerPlace", "Metric",
-           "MetricInputs", "Mixing", "Optimizer", "Part", "Positions", "Rates", "Residual", "Schedule", "Score", "TaskKind",
-           "activations", "adapters", "criteria", "encoder_fusion", "mixings", "position_kinds", "rate_schedules", "residuals",
-           "surface_fusion", "text_metrics", "update_rules"]
+           "MetricInputs", "Mixing", "Optimizer", "Part", "Positions", "Rates", "Residual", "RuleInForce", "RulePlace",
+           "Schedule", "Score", "Stage", "Step", "StepRule", "SubwordLibrary", "TaskKind", "activations", "adapters",
+           "criteria", "encoder_fusion", "mixings", "position_kinds", "rate_schedules", "residuals", "search_rules",
+           "subword_libraries", "surface_fusion", "text_metrics", "update_rules"]

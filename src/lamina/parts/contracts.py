@@ -7,8 +7,9 @@ thought of is never treated as the plain case. `docs/extending.md` shows a part 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from lamina.errors import CheckpointError, ConfigError, LaminaError
@@ -17,12 +18,15 @@ from lamina.registry import register
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
     from torch import Tensor, nn
 
     from lamina.checkpoint.folding import Folding
     from lamina.nn.cross_entropy import LossSums
     from lamina.nn.stack import ActiveLayers
     from lamina.pruning.cut import Cut
+    from lamina.text.subword import Subword
+    from lamina.text.vocabulary import Vocabulary
 
 
 class Part:
@@ -559,3 +563,148 @@ class Schedule(Part):
     @abstractmethod
     def build(self, rates: Rates) -> Curve:
         """The rate for the next update, once so many are done, in an epoch that counts from 1: a pure function."""
+
+
+# -- decoding step rules
+
+
+class Stage(Enum):
+    """When a step rule has its turn in a decoding step, in this order; within a stage, rules come as they are registered."""
+
+    WEIGH = 1  # changes scores, also those of tokens that a prefix forces
+    FORBID = 2  # forbids tokens, except those that a prefix or a constraint demands
+    END = 3  # forbids the end; after the constraints, which look at whether the model would end
+    CHOOSE = 4  # keeps some of what is left
+
+
+class Step(NamedTuple):
+    """A decoding step of B sentences (slots) with K beams each. What the host knows, and tensors that keep their place."""
+
+    steps: Tensor  # (B,): tokens that each sentence has so far
+    num_given: Tensor  # (B,): how many of them are a language model's prompt, which lengths do not count
+    length: int  # no sentence has more tokens after this step
+    slots: Tensor  # (B,): 0, 1, ..
+    prefix: Tensor | None  # (B, P): tokens to begin with, padded; None where no sentence is within its prefix
+    past: Tensor | None  # (B, K, length): each beam's tokens, of which the first `steps` count; None if no rule reads them
+
+
+class RulePlace(NamedTuple):
+    """What a step rule is built for."""
+
+    num_slots: int
+    num_beams: int
+    num_steps: int  # no sentence ever has more tokens
+    device: torch.device
+    found: Any = None  # what the rule's own `look_up` gave
+
+
+class RuleInForce:
+    """A step rule in one search. A step is captured in a CUDA graph: no method but `select_` may ask the device a question.
+
+    Whatever a rule keeps for each slot, it keeps in tensors that stay where they are; what is not needed is left out.
+    """
+
+    reads_past: bool = False  # whether it reads `step.past`
+
+    def apply_(self, log_probs: Tensor, step: Step) -> None:
+        """Change the log-probabilities of each beam's next token, (B, K, V), in place: -inf forbids."""
+
+    def forced(self, step: Step) -> Tensor | None:
+        """The token that each sentence must continue with, or a pad; None where there is none. (B,)"""
+
+    def note_(self, step: Step, tokens: Tensor, parents: Tensor) -> None:
+        """The beams have gained these tokens, (B, K), each after the beam `parents` (B, K) of its sentence."""
+
+    def begin_(self, slots: Tensor, prompt: Tensor, scores: Tensor) -> None:
+        """A prompt is read at once, for all beams of these slots. prompt, scores of its tokens: (B', P)"""
+
+    def put_(self, slots: Tensor) -> None:
+        """Other sentences take these slots. (B',)"""
+
+    def select_(self, slots: Tensor) -> None:
+        """Only these slots continue, and are numbered afresh; tensors may move. (B',)"""
+
+
+class StepRule(Part, RuleInForce):
+    """What may be said at a decoding step, and at what price: its options are flags of every command that searches.
+
+    A rule without a state for each slot is its own RuleInForce; one with a state builds it.
+    """
+
+    table = "step_rule"
+    topic = "Search"
+
+    stage: ClassVar[Stage] = Stage.FORBID
+    # Whether `begin_` says all there is to say about a prompt that is read at once; if not, prompts are read token by token.
+    knows_prompts: ClassVar[bool] = False
+    shortest: int = 0  # fewest tokens of a translation; longest lengths below it are raised
+
+    @property
+    @abstractmethod
+    def is_on(self) -> bool:
+        """Whether it does anything with these options; if not, nobody asks it anything else."""
+
+    def check(self, search: Any) -> None:
+        """Raise a ConfigError where it does not fit the other options (a config.search_options.SearchConfig)."""
+
+    def look_up(self, vocabulary: Vocabulary | None) -> Any:
+        """What it needs to know of the target dictionary or of files; asked once per search, and given to `build`."""
+
+    def build(self, place: RulePlace) -> RuleInForce:
+        return self
+
+
+# -- subword libraries
+
+
+class SubwordLibrary(Part):
+    """What cuts words into pieces (--subword): how a model is learned and loaded, and how its pieces make words.
+
+    A model is a text.subword.Subword, whose `kind` is the name under which the library is registered: data folders and
+    checkpoints keep it by that name and as bytes.
+    """
+
+    table = "subword"
+    option = "subword"
+    topic = "Raw text: tokenization and subwords; without them lines are split at white space"
+
+    file_ending: ClassVar[str] = ""  # of a model in a data folder, subword.LANG.ENDING; "": models are not written as files
+    model_option: ClassVar[str] = ""  # its option, without dashes, that names models to apply; "": it has none
+    about_model: ClassVar[str] = "a subword model"  # how messages call a file with one
+    shows_words: ClassVar[bool] = False  # whether its pieces tell where words begin
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The value of `model_option`: no file, one, or one each for source and target."""
+        return ()
+
+    def check(self, *, is_learned: bool) -> None:
+        """Raise a ConfigError where its options do not fit; `is_learned`: --subword names it."""
+
+    @classmethod
+    def can_learn(cls) -> bool:
+        return cls.learn is not SubwordLibrary.learn
+
+    def learn(self, lines: Iterable[str], vocab_size: int) -> Subword:
+        """A model of about so many pieces. --subword names libraries with this method; others apply models that are given."""
+        raise ConfigError(f"{self.spelled} cannot be learned from text.")
+
+    @abstractmethod
+    def load(self, data: bytes, name: str) -> Subword:
+        """A model from its bytes; a DataError that begins with `name` if they are damaged."""
+
+    def is_marked(self, piece: str) -> bool:
+        """Whether a piece gives away that this library made it: for dictionaries that do not say where they come from."""
+        return False
+
+    def begins_word(self, piece: str) -> bool:
+        """Whether a word may begin with this piece; it does, unless the piece before it continues."""
+        return True
+
+    def continues(self, piece: str) -> bool:
+        """Whether the piece after it belongs to the same word."""
+        return False
+
+    def spell(self, pieces: Sequence[str]) -> str:
+        """The pieces of one word as text."""
+        return "".join(pieces)

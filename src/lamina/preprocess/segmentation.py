@@ -8,9 +8,10 @@ from pathlib import Path
 
 from lamina.config.preprocess_options import PreprocessConfig
 from lamina.errors import DataError
+from lamina.parts.contracts import SubwordLibrary
 from lamina.preprocess.line_blocks import TextFile, read_lines
 from lamina.preprocess.workers import Progress
-from lamina.text.subword import Bpe, SentencePiece, Subword, Whitespace, learn_subword
+from lamina.text.subword import Subword, Whitespace, learn_subword
 from lamina.text.tokenizer import Moses
 
 # sentencepiece holds its training lines in memory; evenly spaced ones of a large text teach it as much as all of them.
@@ -25,7 +26,7 @@ def make_subwords(config: PreprocessConfig, files: list[TextFile], num_lines: di
     for tokenizer in tokenizers.values():
         tokenizer.tokenize("")  # complains now if sacremoses is not there
     inner: dict[str | None, Subword] = {}
-    if chosen.subword:
+    if chosen.learned is not None:
         groups = [languages] if config.dictionary.is_joined else [(language,) for language in languages]
         for group in groups:
             train = [file for file in files if file.split == "train" and file.language in group]
@@ -35,14 +36,13 @@ def make_subwords(config: PreprocessConfig, files: list[TextFile], num_lines: di
                 for file in train)
             label = f"learn {chosen.subword} ({', '.join(filter(None, group)) or 'text'})"
             with progress(label, None):
-                learned = learn_subword(chosen.subword, lines, chosen.vocab_size,
-                                        character_coverage=chosen.character_coverage)
+                learned = learn_subword(chosen.learned, lines, chosen.vocab_size)
             inner |= dict.fromkeys(group, learned)
-    else:
-        paths = chosen.bpe_codes or chosen.sentencepiece_model
-        kind = Bpe if chosen.bpe_codes else SentencePiece
+    elif chosen.given is not None:
         for number, language in enumerate(languages):
-            inner[language] = _load_subword(kind, paths[min(number, len(paths) - 1)]) if paths else Whitespace()
+            inner[language] = _load_subword(chosen.given, chosen.given.models[min(number, len(chosen.given.models) - 1)])
+    else:
+        inner = dict.fromkeys(languages, Whitespace())
     return {language: Moses(inner[language], language) if language and language in tokenizers else inner[language]
             for language in languages}
 
@@ -53,12 +53,11 @@ def _learning_lines(file: TextFile, max_line_length: int, every: int, tokenizer:
             yield tokenizer.tokenize(line) if tokenizer else line
 
 
-def _load_subword(kind: type[Bpe] | type[SentencePiece], path: str) -> Subword:
+def _load_subword(library: SubwordLibrary, path: str) -> Subword:
     try:
-        return kind.from_bytes(Path(path).read_bytes(), path)
+        return library.load(Path(path).read_bytes(), path)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}. Expected "
-                        f"{'subword-nmt codes' if kind is Bpe else 'a sentencepiece .model'}.") from None
+        raise DataError(f"{path} cannot be read: {error.strerror}. Expected {library.about_model}.") from None
 
 
 def subword_kind(subword: Subword) -> str:

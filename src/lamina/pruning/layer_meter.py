@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any
 
 from lamina.config.prune_options import LayerMetricConfig
+from lamina.config.search_options import SearchConfig
 from lamina.data.batching import AnyBatch, Batch
 from lamina.decode.search import Search
 from lamina.parts import Criterion, MetricInputs
@@ -66,8 +67,7 @@ class LayerMeter:
         return [max(rates) for rates in zip(*([rate(subset) for subset in subsets] for _ in range(SPEED_ROUNDS)), strict=True)]
 
     def _decoding_rate(self, subset: Subset) -> float:
-        exact = replace(GREEDY, beam=self.config.beam, min_length=SPEED_TOKENS, max_length_factor=0.0,
-                        max_length_offset=SPEED_TOKENS)
+        exact = SearchConfig(beam=self.config.beam, min_length=SPEED_TOKENS, max_length_offset=SPEED_TOKENS)
         search = Search([self.model], exact, subset.active(self.whole))
         source = next(batch for batch in self.batches if isinstance(batch, Batch)).source[:SPEED_SENTENCES]
         started = time.perf_counter()

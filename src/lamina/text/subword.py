@@ -18,12 +18,13 @@ from typing import Any, Protocol
 
 from lamina.errors import ConfigError, DataError
 from lamina.files import is_plain_name, read_json
+from lamina.parts.contracts import SubwordLibrary
+from lamina.parts.subword_libraries import JOINER
+from lamina.registry import register
 from lamina.text.tokenizer import Moses
 
 SUBWORDS_NAME = "subwords.json"
-JOINER = "@@"  # subword-nmt's: the next piece belongs to the same word
 BPE_VERSIONS = ("0.1", "0.2")
-WORD_START = "▁"  # sentencepiece's: a word begins with this piece
 # Words whose segmentation is kept at hand; beyond that the cache starts again, so that memory stays bounded.
 CACHED_WORDS = 500_000
 
@@ -150,12 +151,6 @@ class Bpe:
         return Bpe, (self.codes, self.name)
 
 
-# One row a segmentation that a model file stands for: its class, and the file's ending in a data folder.
-KINDS: dict[str, type[Whitespace] | type[SentencePiece] | type[Bpe]] = {
-    cls.kind: cls for cls in (Whitespace, SentencePiece, Bpe)}
-FILE_ENDINGS = {"sentencepiece": "model", "bpe": "codes"}
-
-
 def remove_joiners(line: str, joiner: str = JOINER + " ") -> str:
     """What --remove-bpe does: pieces of a word become the word."""
     return (line + " ").replace(joiner, "").rstrip()
@@ -164,16 +159,17 @@ def remove_joiners(line: str, joiner: str = JOINER + " ") -> str:
 NOTHING_TO_LEARN = "the text has only empty lines: there is nothing to learn subwords from."
 
 
-def learn_subword(kind: str, lines: Iterable[str], vocab_size: int, *, character_coverage: float = 0.9995) -> Subword:
-    """Learn a segmentation of about `vocab_size` pieces from raw (or Moses-tokenized) lines."""
-    if kind == "sentencepiece":
-        return _learn_sentencepiece(lines, vocab_size, character_coverage)
-    if kind == "bpe":
-        return _learn_bpe(lines, vocab_size)
-    raise ConfigError(f"--subword is {kind!r}; it must be sentencepiece or bpe.")
+def learn_subword(library: str | SubwordLibrary, lines: Iterable[str], vocab_size: int) -> Subword:
+    """Learn a segmentation of about `vocab_size` pieces from raw (or Moses-tokenized) lines; a name has default options."""
+    if isinstance(library, SubwordLibrary):
+        return library.learn(lines, vocab_size)
+    known = [name for name, kind in register.subword.items() if kind.can_learn()]
+    if library not in known:
+        raise ConfigError(f"--subword is {library!r}; it must be {' or '.join(known)}.")
+    return register.subword[library]().learn(lines, vocab_size)
 
 
-def _learn_sentencepiece(lines: Iterable[str], vocab_size: int, character_coverage: float) -> SentencePiece:
+def learn_sentencepiece(lines: Iterable[str], vocab_size: int, character_coverage: float) -> SentencePiece:
     from sentencepiece import SentencePieceTrainer
 
     model = io.BytesIO()
@@ -196,8 +192,8 @@ def _learn_sentencepiece(lines: Iterable[str], vocab_size: int, character_covera
     return SentencePiece(model.getvalue())
 
 
-def _learn_bpe(lines: Iterable[str], vocab_size: int) -> Bpe:
-    from subword_nmt.learn_bpe import learn_bpe
+def learn_bpe(lines: Iterable[str], vocab_size: int) -> Bpe:
+    from subword_nmt import learn_bpe as subword_nmt
 
     counts: Counter[str] = Counter()
     for line in lines:
@@ -213,7 +209,7 @@ def _learn_bpe(lines: Iterable[str], vocab_size: int) -> Bpe:
     try:
         # It draws a progress bar and prints remarks of its own.
         with redirect_stderr(io.StringIO()):
-            learn_bpe(words, codes, vocab_size - num_characters, is_dict=True)
+            subword_nmt.learn_bpe(words, codes, vocab_size - num_characters, is_dict=True)
     except ValueError:  # the maximum of no pairs at all
         if not counts:
             raise DataError(NOTHING_TO_LEARN) from None
@@ -232,10 +228,12 @@ def subword_from_dict(plain: Mapping[str, Any], name: str = "the stored subword 
     try:
         if plain["kind"] == "moses" and is_plain_name(plain["language"]):
             return Moses(subword_from_dict(plain["inner"], name), plain["language"])
-        return KINDS[plain["kind"]].from_bytes(base64.b64decode(plain["model"]), name)
+        return register.subword[plain["kind"]]().load(base64.b64decode(plain["model"]), name)
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise DataError(f"{name} is not one that this Lamina knows; known kinds are "
-                        f"{', '.join([*KINDS, Moses.kind])}.") from None
+        known = [*register.subword, Moses.kind]
+        kind = plain.get("kind") if isinstance(plain, Mapping) else None
+        what = f"of the kind {kind!r}, " if isinstance(kind, str) and kind not in known else ""
+        raise DataError(f"{name} is {what}not one that this Lamina knows; known kinds are {', '.join(known)}.") from None
 
 
 def save_subwords(folder: Path, subwords: Mapping[str, Subword]) -> None:
@@ -245,15 +243,16 @@ def save_subwords(folder: Path, subwords: Mapping[str, Subword]) -> None:
         described[language] = plain = subword_to_dict(subword)
         holder = plain.get("inner", plain)
         del holder["model"]
-        if holder["kind"] in FILE_ENDINGS:
-            holder["file"] = ".".join(filter(None, ("subword", language, FILE_ENDINGS[holder["kind"]])))
+        if ending := register.subword[holder["kind"]].file_ending:
+            holder["file"] = ".".join(filter(None, ("subword", language, ending)))
             (folder / holder["file"]).write_bytes(subword.to_bytes())
     (folder / SUBWORDS_NAME).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
 
 def model_files(folder: Path) -> list[str]:
     """The subword models that `save_subwords` left in a folder, by name."""
-    return [path.name for ending in FILE_ENDINGS.values() for path in folder.glob(f"subword*.{ending}")]
+    endings = [kind.file_ending for kind in register.subword.values() if kind.file_ending]
+    return [path.name for ending in endings for path in folder.glob(f"subword*.{ending}")]
 
 
 def load_subwords(data_folder: str | Path) -> dict[str, Subword]:
@@ -284,3 +283,16 @@ def load_subwords(data_folder: str | Path) -> dict[str, Subword]:
         raise DataError(f"{path} cannot be read. Run `lamina preprocess` again.") from None
     return {language: subword_from_dict(plain, f"the subword model of {language!r} in {folder}")
             for language, plain in described.items()}
+
+
+def library_of(subword: Subword) -> SubwordLibrary:
+    """The library that made a model."""
+    inner = subword.inner if isinstance(subword, Moses) else subword
+    return register.subword[inner.kind]()
+
+
+def library_behind(symbols: Iterable[str]) -> SubwordLibrary:
+    """The library whose marks a dictionary bears; white space if it bears none."""
+    symbols = list(symbols)
+    libraries = [kind() for kind in register.subword.values()]
+    return next((library for library in libraries if any(map(library.is_marked, symbols))), register.subword["whitespace"]())

@@ -1,0 +1,111 @@
+"""What cuts words into pieces: the kinds of --subword, and white space for text that was segmented before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lamina.fields import check, flag
+from lamina.parts.contracts import SubwordLibrary
+from lamina.registry import register
+
+if TYPE_CHECKING:
+    from lamina.text.subword import Subword
+
+DEFAULT_CHARACTER_COVERAGE = 0.9995  # sentencepiece's own
+JOINER = "@@"  # subword-nmt's: the next piece belongs to the same word
+WORD_START = "▁"  # sentencepiece's: a word begins with this piece
+
+
+@register.subword("whitespace")
+@dataclass(frozen=True, kw_only=True)
+class WhitespaceLibrary(SubwordLibrary):
+    """Pieces are what white space separates."""
+
+    def load(self, data: bytes, name: str) -> Subword:
+        from lamina.text.subword import Whitespace
+
+        return Whitespace.from_bytes(data, name)
+
+
+@register.subword("sentencepiece")
+@dataclass(frozen=True, kw_only=True)
+class SentencePieceLibrary(SubwordLibrary):
+    """Unigram pieces (Kudo 2018)."""
+
+    file_ending = "model"
+    model_option = "sentencepiece-model"
+    about_model = "a sentencepiece .model"
+    shows_words = True
+
+    character_coverage: float = flag(DEFAULT_CHARACTER_COVERAGE, "share of the characters that sentencepiece covers",
+                                     needs="subword")
+    sentencepiece_model: tuple[str, ...] = flag((), "apply this .model; one file, or source,target", metavar="FILE",
+                                                needs="!subword")
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return self.sentencepiece_model
+
+    def check(self, *, is_learned: bool) -> None:
+        check(is_learned or self.character_coverage == DEFAULT_CHARACTER_COVERAGE,
+              "--character-coverage has no effect without --subword sentencepiece.")
+        check(0.0 < self.character_coverage <= 1.0,
+              f"--character-coverage is {self.character_coverage}; it must lie in (0, 1].")
+
+    def learn(self, lines: Iterable[str], vocab_size: int) -> Subword:
+        from lamina.text.subword import learn_sentencepiece
+
+        return learn_sentencepiece(lines, vocab_size, self.character_coverage)
+
+    def load(self, data: bytes, name: str) -> Subword:
+        from lamina.text.subword import SentencePiece
+
+        return SentencePiece.from_bytes(data, name)
+
+    def is_marked(self, piece: str) -> bool:
+        return piece.startswith(WORD_START)
+
+    def begins_word(self, piece: str) -> bool:
+        return piece.startswith(WORD_START)
+
+    def spell(self, pieces: Sequence[str]) -> str:
+        return "".join(pieces).replace(WORD_START, "")
+
+
+@register.subword("bpe")
+@dataclass(frozen=True, kw_only=True)
+class BpeLibrary(SubwordLibrary):
+    """Byte-pair codes of subword-nmt (Sennrich et al. 2016)."""
+
+    file_ending = "codes"
+    model_option = "bpe-codes"
+    about_model = "subword-nmt codes"
+    shows_words = True
+
+    bpe_codes: tuple[str, ...] = flag((), "apply these subword-nmt codes; one file, or source,target", metavar="FILE",
+                                      needs="!subword")
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return self.bpe_codes
+
+    def learn(self, lines: Iterable[str], vocab_size: int) -> Subword:
+        from lamina.text.subword import learn_bpe
+
+        return learn_bpe(lines, vocab_size)
+
+    def load(self, data: bytes, name: str) -> Subword:
+        from lamina.text.subword import Bpe
+
+        return Bpe.from_bytes(data, name)
+
+    def is_marked(self, piece: str) -> bool:
+        return piece.endswith(JOINER)
+
+    def continues(self, piece: str) -> bool:
+        return piece.endswith(JOINER)
+
+    def spell(self, pieces: Sequence[str]) -> str:
+        return "".join(piece.removesuffix(JOINER) for piece in pieces)
