@@ -194,6 +194,20 @@ def test_a_file_cannot_ask_for_an_import(data, tmp_path, capsys):
     assert "must not decide what code is run" in capsys.readouterr().err
 
 
+def test_recipes_use_named_parts_and_import_none_themselves(tmp_path, capsys):
+    text = (ROOT / "recipes" / "fusion_multi30k.yaml").read_text(encoding="utf-8")
+    own = tmp_path / "own.yaml"
+    own.write_text(text.replace("train:\n", "train:\n  residual: layer-scale\n", 1), encoding="utf-8")
+    with restored():
+        assert run("recipe run {} --data {} --dry-run --user-dir {}", own, tmp_path, EXAMPLE) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("lamina train")]
+        assert lines
+        assert all(line.endswith(f"--user-dir={EXAMPLE}") for line in lines)
+    own.write_text(text.replace("train:\n", f"train:\n  user-dir: {EXAMPLE}\n", 1), encoding="utf-8")
+    assert run("recipe run {} --data {} --dry-run", own, tmp_path) == 2
+    assert "a recipe must not decide what code is run" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("text", "reason"), [
     ("import no_such_module\n", "cannot be imported: ModuleNotFoundError: .*bad.py, line 1"),
     ("from lamina import register\n@register.residual('x')\nclass X: pass\n", "does not inherit from lamina.parts.Residual"),

@@ -47,7 +47,8 @@ def run(config: RecipeRunConfig) -> None:
 
     def wishes_of(recipe: Recipe) -> Wishes:
         return Wishes(tuple(chosen_runs(config, recipe)), config.budget_factor, config.jobs, config.kept,
-                      tuple(config.train_words), config.workers, command, config.commit or provenance.commit())
+                      tuple(config.train_words), config.workers, command, config.commit or provenance.commit(),
+                      config.plug_ins.user_dir)
 
     if not any(wishes_of(recipe).runs for recipe in recipes):
         raise ConfigError(f"no run of {config.recipe} is in tier {config.tier}. `lamina recipe list` shows the tiers.")

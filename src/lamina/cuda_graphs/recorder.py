@@ -19,16 +19,12 @@ from torch import Tensor, nn
 from lamina.cuda_graphs.capture import CAPTURE_ERROR_MODE, no_garbage_collection
 from lamina.data.batching import AnyBatch
 from lamina.nn.compiling import compiled
-from lamina.nn.embedding import InputEmbedding
-from lamina.nn.stack import CausalLayer, DecoderLayer, EncoderLayer
 
 # Before it is recorded a pass runs this often, since libraries set themselves up in their first calls.
 WARM_UPS = 2
 # A shape that came this often is taken to come again, and is recorded; but not ever more of them: each may be compiled.
 SIGHTINGS = 4
 MAX_SHAPES = 4
-# Parts that are compiled as a whole. Layers of a kind share their code, so that depth costs no compilation.
-COMPILED_PARTS = (EncoderLayer, CausalLayer, DecoderLayer, InputEmbedding)
 
 T = TypeVar("T")
 
@@ -103,7 +99,7 @@ def shape_of(batch: AnyBatch) -> tuple[Any, ...]:
 
 def compiled_parts(model: nn.Module) -> dict[nn.Module, Any]:
     """What to run instead of a model's layers and embeddings; the compiler works when it is first run."""
-    return {part: compiled(part.forward) for part in model.modules() if isinstance(part, COMPILED_PARTS)}
+    return {part: compiled(part.forward) for part in model.modules() if getattr(part, "is_compiled_whole", False)}
 
 
 @contextmanager

@@ -57,6 +57,8 @@ class InputEmbedding(nn.Module):
     Token vectors of another width than the model's are projected to it.
     """
 
+    is_compiled_whole = True  # as layers are (nn/stack.py)
+
     def __init__(self, table: nn.Module, *, scale: float, positions: nn.Module | None, norm: nn.Module | None,
                  dropout_p: float, word_dropout: WordDropout | None = None, offers_tokens: bool = False,
                  project: nn.Module | None = None) -> None:

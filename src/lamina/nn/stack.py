@@ -37,6 +37,8 @@ ALL_LAYERS = ActiveLayers()
 
 
 class EncoderLayer(nn.Module):
+    is_compiled_whole = True  # torch.compile takes it as one piece; layers of a kind share their code
+
     def __init__(self, attention: SelfAttention, attn_residual: nn.Module, ffn: FeedForward,
                  ffn_residual: nn.Module) -> None:
         super().__init__()
@@ -69,6 +71,8 @@ class CausalLayer(EncoderLayer):
 
 
 class DecoderLayer(nn.Module):
+    is_compiled_whole = True  # torch.compile takes it as one piece; layers of a kind share their code
+
     def __init__(self, attention: SelfAttention, attn_residual: nn.Module, cross_attention: CrossAttention,
                  cross_residual: nn.Module, ffn: FeedForward, ffn_residual: nn.Module) -> None:
         super().__init__()

@@ -16,6 +16,7 @@ from lamina.config.parser import parse, resolve
 from lamina.config.yaml_file import flag_words
 from lamina.errors import ConfigError
 from lamina.parts.contracts import SOURCES
+from lamina.plug_ins import USER_DIR, paths_in
 from lamina.recipes.confine import check_inside
 from lamina.recipes.dataset import Dataset, TestSet
 from lamina.recipes.recipe_file import Cut, Recipe, Variant, scaled
@@ -262,6 +263,9 @@ def check_stages(title: str, stages: Sequence[Stage], places: Places, train_flag
     """Every command against the options that there are and the folders that it may reach, before the first one runs."""
     for stage in stages:
         name, rest = find_command(stage.words)
+        if paths_in(rest):
+            raise ConfigError(f"{title}, {stage.name}: a recipe must not decide what code is run. Take --{USER_DIR} out of it, "
+                              "and give it to `lamina recipe run`.")
         cls: Any = load(COMMANDS[name].config)
         try:
             given, _ = parse(f"lamina {name}", cls, "", rest)

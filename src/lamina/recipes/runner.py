@@ -10,10 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from lamina.command_line import execute
 from lamina.distributed.signals import StopWish
 from lamina.errors import ConfigError, DataError, LaminaError, StopSignal
 from lamina.files import read_json, whole_file, write_json
+from lamina.plug_ins import USER_DIR
 from lamina.preprocess.workers import Workers, available_cores
 from lamina.recipes.dataset import check_places
 from lamina.recipes.plan import Places, RunPlan, Stage, check_stages, figures_path, plan_comparisons, plan_data, plan_run
@@ -60,6 +61,7 @@ class Wishes:
     workers: int | None = None
     command: str = ""  # as it was typed
     commit: str = ""
+    user_dir: tuple[str, ...] = ()  # parts of the person's own, for every command
 
 
 class Stopping:
@@ -202,14 +204,15 @@ class Runner:
             return True  # all runs were there, and what they are compared with is elsewhere
         known = {(row["variant"], row["cut"], row["seed"], row["test"], row["digest"])
                  for row in read_rows(self.results) if row["kind"] == COMPARISON and row["recipe"] == self.recipe.name}
-        rows, stages = [], []
+        rows: list[dict[str, Any]] = []
+        stages: list[Stage] = []
         for found in plan_comparisons(self.recipe, self.plans, self.places, self._baselines()):
             own, other = found.own, found.other
             digest = f"{found.plan.digest}-{found.base.digest}"
             is_known = (found.plan.variant, own.cut, found.plan.seed, own.test, digest) in known
             if is_known or not all(Path(path).exists() for path in (own.hypotheses, other.hypotheses, own.scores)):
                 continue
-            stages.append(found.stage)
+            stages += with_plug_ins([found.stage], self.wishes.user_dir)
             rows.append({
                 "kind": COMPARISON, "recipe": self.recipe.name, "variant": found.plan.variant, "cut": own.cut,
                 "seed": found.plan.seed, "budget": found.plan.budget, "baseline": found.base.variant, "test": own.test,
@@ -250,7 +253,15 @@ def plan_all(recipe: Recipe, places: Places, wishes: Wishes) -> tuple[tuple[Stag
     for variant in dict.fromkeys(plan.variant for plan in plans):
         plan = next(plan for plan in plans if plan.variant == variant)  # seeds make no difference
         check_stages(plan.title, plan.stages, places, wishes.train_flags)
-    return data_stages, plans
+    first, *others = data_stages
+    return (first, *with_plug_ins(others, wishes.user_dir)), [
+        replace(plan, stages=with_plug_ins(plan.stages, wishes.user_dir)) for plan in plans]
+
+
+def with_plug_ins(stages: Iterable[Stage], user_dir: Sequence[str]) -> tuple[Stage, ...]:
+    """The same commands with the parts that a person named: each runs in a process of its own."""
+    words = (f"--{USER_DIR}={','.join(user_dir)}",) if user_dir else ()
+    return tuple(replace(stage, words=(*stage.words, *words)) for stage in stages)
 
 
 def rows_of(plan: RunPlan, outcome: dict[str, Any], recipe: Recipe, wishes: Wishes) -> list[dict[str, Any]]:
