@@ -1,0 +1,283 @@
+"""Parts of a model: residual, fusion, head, mixing, positions, adapter."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lamina.parts.part import ModelPart
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from lamina.checkpoint.folding import Folding
+    from lamina.pruning.cut import Cut
+
+
+# -- residual: how branches join the stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerPlace:
+    """Where a layer stands, for the parts that depend on it."""
+
+    stack: str  # "encoder" or "decoder"
+    index: int  # from 0
+    num_layers: int
+    num_sub_layers: int  # 3 where a layer reads a memory besides itself, otherwise 2
+    dim: int
+    is_pre_norm: bool
+    dropout_p: float
+    # Layers of encoder and decoder when training began: a pruned model keeps what was derived from them. 0: no such stack.
+    trained_depths: tuple[int, int]
+
+
+class Residual(ModelPart):
+    """How a branch joins the residual stream, and which weights the stack starts from (--init-type)."""
+
+    table = "residual"
+    option = "init-type"
+    topic = "Initialisation"
+
+    def check(self, pre_norm_sides: Sequence[str]) -> None:
+        """Raise a ConfigError where it makes no sense with Pre-LN, which these sides have."""
+
+    def build(self, place: LayerPlace) -> list[nn.Module]:
+        """One module for each sub-layer, called as module(x, branch, layer_input): norm and sum in one of two orders.
+
+        `layer_input` is what the whole layer read, for residuals that bring it back.
+        """
+        from lamina.nn.residual import PostNorm, PreNorm
+
+        order = PreNorm if place.is_pre_norm else PostNorm
+        return [order(self.norm(place), add, place.dropout_p) for add in self.adds(place)]
+
+    def adds(self, place: LayerPlace) -> list[nn.Module]:
+        """How shortcut and branch are added, one module for each sub-layer: add(x, branch_output)."""
+        raise self.cannot("be built")
+
+    def norm(self, place: LayerPlace) -> nn.Module:
+        from torch import nn
+
+        return nn.LayerNorm(place.dim)
+
+    def final_norm(self, place: LayerPlace) -> nn.Module | None:
+        """After the last layer of a stack: Post-LN normalises as it goes, Pre-LN owes the stream one norm at the end."""
+        from torch import nn
+
+        return nn.LayerNorm(place.dim) if place.is_pre_norm else None
+
+    def initialise_(self, stack: nn.Module, place: LayerPlace) -> None:
+        """What it changes once all weights have their usual start. `place` is that of the stack's first layer."""
+
+    def begin_(self, beginning: Beginning) -> None:
+        """Before the first update of a model whose weights are new: what needs data."""
+
+    def fill_(self, model: nn.Module, batch: Any) -> None:
+        """For analyses of a fresh model: what `begin_` does, on this one batch and without dropout."""
+
+    @property
+    def computes_as(self) -> str:
+        """The same for kinds that differ in their first weights alone: a model of one may go on as a model of the other."""
+        return self.name
+
+    def compared_as(self) -> Residual:
+        """What stands for it where depths are compared: the same, but for constants of one depth."""
+        return self
+
+    def why_stop(self) -> str:
+        """Why training ends before its first update, or nothing."""
+        return ""
+
+    def with_depths(self, depths: tuple[int, int]) -> Residual:
+        """The same, with everything that follows from these depths written down, for a model about to lose layers."""
+        return self
+
+    @property
+    def trained_depths(self) -> tuple[int, ...]:
+        """The depths that were written down, or ()."""
+        return ()
+
+    def fold(self, folding: Folding) -> None:
+        """Change the weights so that plain residuals give the same outputs; raise `self.cannot(..)` if that is impossible."""
+        raise self.cannot("be folded into a plain one")
+
+    def can_fold(self) -> bool:
+        """Whether `fold` has an answer, for those who would rather say so than try."""
+        return not self.is_plain and type(self).fold is not Residual.fold
+
+    def not_in(self, toolkit: str) -> str:
+        if self.is_plain:
+            return ""
+        advice = ". `lamina fold` turns them into plain ones" if self.can_fold() else ""
+        return f"{toolkit} has no scaled residuals ({self.spelled}){advice}"
+
+    def describe(self) -> str:
+        return "" if self.is_plain else f"residuals: {self.name}"
+
+
+class Beginning(NamedTuple):
+    """What a residual may look at before the first update."""
+
+    model: nn.Module
+    first_batches: Callable[[int], Sequence[Any]]
+    save_dir: Path
+    seed: int
+    note: Callable[[str], None]
+
+
+# -- fusion: what cross-attention reads
+
+
+class FusionPlace(NamedTuple):
+    num_readers: int  # decoder layers
+    num_layers: int  # encoder layers
+    dim: int  # of the encoder
+    is_pre_norm: bool  # the encoder
+    dropout_p: float
+    feed_forward: Callable[[], nn.Module]  # a block as the encoder's layers have them
+
+
+class Fusion(ModelPart):
+    """What the cross-attention of each decoder layer reads of the encoder (--fusion).
+
+    `build` gives a module with the contract of nn/fusion.py: `prepare(encoder)` once a batch, then `module(prepared, reader)`
+    for each decoder layer; `reads_states` and `reads_final` say what it reads. Its weights are called `memory.*`.
+    """
+
+    table = "fusion"
+    option = "fusion"
+    topic = "Encoder-layer fusion"
+
+    reads_tokens: bool = False  # the source embedding without positions
+    reads_final: bool = True  # the encoder's output, after its last norm
+
+    def check(self, num_encoder_layers: int, num_decoder_layers: int) -> None:
+        """Raise a ConfigError where it does not fit these depths."""
+
+    @abstractmethod
+    def build(self, place: FusionPlace) -> nn.Module: ...
+
+    def pruned(self, cut: Cut) -> Fusion:
+        """The same choice for the layers that stay."""
+        raise self.cannot("be pruned")
+
+    def prune_weights_(self, weights: dict[str, Tensor], cut: Cut) -> None:
+        """Change `memory.*` to what the pruned model holds."""
+
+    def prune_moments_(self, moments: dict[str, Tensor], cut: Cut) -> None:
+        """The same for what an optimizer remembers of them; what has no counterpart is removed."""
+        for name in [name for name in moments if name.startswith("memory.")]:
+            del moments[name]
+
+    def unscale(self, folding: Folding) -> None:
+        """Folding scales the encoder's states: divide what reads them, or raise `self.cannot(..)`."""
+        raise self.cannot("be folded")
+
+
+# -- head: what the softmax reads
+
+
+class HeadPlace(NamedTuple):
+    dim: int  # of the decoder
+    encoder_dim: int
+    num_layers: int  # of the decoder
+    dropout_p: float
+    attention_dropout_p: float
+    feed_forward: Callable[[], nn.Module]  # a block as the decoder's layers have them
+
+
+class Head(ModelPart):
+    """What looks at the output vocabulary of an encoder-decoder (--surfacefusion, --head).
+
+    `build` gives a module with the contract of nn/heads.py: `start(encoder, layout, ids)` once a batch and `terms(decoder,
+    source, layout)` for each target token. Its weights are called `head.*`.
+    """
+
+    table = "head"
+    option = "surfacefusion"
+    topic = "Surface fusion"
+
+    reads_tokens: bool = False  # the source embedding without positions
+    reads_input: bool = False  # the encoder stack's input, with positions
+    reads_final: bool = False  # the encoder's output
+
+    def check(self, place: HeadPlace) -> None:
+        """Raise a ConfigError where it does not fit."""
+
+    def decoder_states(self, num_layers: int) -> set[int]:
+        """Which states of the decoder it reads besides its output; 0 is the stack's input."""
+        return set()
+
+    @abstractmethod
+    def build(self, place: HeadPlace, table: nn.Module) -> nn.Module: ...
+
+    def pruned(self, cut: Cut) -> Head:
+        """The same choice for the layers that stay."""
+        raise self.cannot("be pruned")
+
+    def unscale(self, folding: Folding) -> None:
+        """Folding scales states of both stacks: divide what reads them, or raise `self.cannot(..)`."""
+        raise self.cannot("be folded")
+
+    def advice(self) -> str:
+        """What has been seen to go wrong with this choice, or nothing."""
+        return ""
+
+
+# -- the smaller kinds
+
+
+class Mixing(ModelPart):
+    """What each layer of a stack reads of the states below it (--mixing).
+
+    `build` gives None, the usual case in which a layer reads the one before it, or a module called as
+    module(states, index), where `states` holds the stack's input and the outputs of layers 0 to index - 1. It works position
+    by position: in decoding it sees the newest token's states alone.
+    """
+
+    table = "mixing"
+    option = "mixing"
+    topic = "Mixing inside a stack"
+
+    @abstractmethod
+    def build(self, place: LayerPlace) -> nn.Module | None:
+        """For the whole stack; `place` is that of its first layer."""
+
+    def pruned(self, cut: Cut) -> Mixing:
+        raise self.cannot("be pruned")
+
+    def unscale(self, folding: Folding) -> None:
+        raise self.cannot("be folded")
+
+
+class Positions(ModelPart):
+    """How a stack's input knows where its tokens stand (--encoder-positions, --decoder-positions)."""
+
+    table = "positions"
+    option = "encoder-positions"
+    topic = "Encoder and decoder stacks (defaults shown are those of --arch transformer)"
+
+    @abstractmethod
+    def build(self, max_positions: int, dim: int) -> nn.Module:
+        """module(position ids) -> vectors; position ids start at packed.FIRST_POSITION."""
+
+    def table_of(self, max_positions: int, dim: int) -> Tensor | None:
+        """The table behind them where it is computed and no weight: what folding and exporting write down. None: a weight."""
+        raise self.cannot("be folded or exported", "its positions are no table")
+
+
+class Adapter(ModelPart):
+    """Trainable weights beside the model's own (--adapter)."""
+
+    table = "adapter"
+    option = "adapter"
+    topic = "Adapters"
+
+    @abstractmethod
+    def attach_(self, model: nn.Module) -> None:
+        """Change the finished model; weights that should not move lose their `requires_grad`."""

@@ -1,0 +1,96 @@
+"""Parts of training: criterion, optimizer, schedule."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+from lamina.errors import ConfigError
+from lamina.parts.part import Part
+
+if TYPE_CHECKING:
+
+    from torch import Tensor
+
+    from lamina.nn.cross_entropy import LossSums
+    from lamina.nn.stack import ActiveLayers
+    from lamina.parts.task_contracts import TaskKind
+
+
+class Criterion(Part):
+    """What training minimises (--criterion)."""
+
+    table = "criterion"
+    option = "criterion"
+    topic = "Loss"
+
+    def check(self, task: TaskKind, model: Any) -> None:
+        """Raise a ConfigError where it does not fit a task or a config.model.ModelConfig."""
+
+    @abstractmethod
+    def loss(self, model: Any, batch: Any, active: ActiveLayers, *, is_compiled: bool) -> LossSums:
+        """Sums over the tokens that count. `model` is a models.contract.Model, `batch` a data.batching.AnyBatch."""
+
+
+class Optimizer(Part):
+    """How weights move (--optimizer): element by element, over one flat float32 tensor that holds all of them.
+
+    A step is compiled and captured: no method may wait for the device or branch on its data. `ok`, where there is one, is a
+    0-dim boolean tensor; where it is False nothing may change (parts.update_rules.unless).
+    """
+
+    table = "optimizer"
+    option = "optimizer"
+    topic = "Optimizer"
+
+    weight_decay: float = 0.0
+    buffers: tuple[str, ...] = ()  # names of what is kept for each weight, in the order in which `update_` gets them
+
+    @abstractmethod
+    def factors(self, step: Tensor, lr: Tensor, ok: Tensor | None) -> tuple[Any, ...]:
+        """The numbers that all weights share, as float32 or Python floats; `step` counts from 1, both are 0-dim float64."""
+
+    @abstractmethod
+    def update_(self, weights: Tensor, grad: Tensor, buffers: list[Tensor], factors: tuple[Any, ...],
+                scratch: Tensor) -> None:
+        """Move one chunk of the weights and of the buffers, in place; `scratch` is as long and free to use."""
+
+
+class Rates(NamedTuple):
+    """What a schedule is made from besides its own options."""
+
+    lr: tuple[float, ...]
+    min_lr: float
+    max_update: int  # 0: training has no set end
+
+    def only(self, schedule: Schedule) -> float:
+        if len(self.lr) != 1:
+            raise ConfigError(f"--lr lists {len(self.lr)} rates, but --lr-scheduler {schedule.name} starts from exactly one. "
+                              "Give one number, or use --lr-scheduler fixed for a rate per epoch.")
+        return self.lr[0]
+
+    def known_end(self, what: str) -> int:
+        if self.max_update <= 0:
+            raise ConfigError(f"--max-update is not set, but --lr-scheduler {what} decays until then. Add --max-update with "
+                              "the number of updates you plan to train.")
+        return self.max_update
+
+
+class Curve(Protocol):
+    """The rate in force for the next update, once `updates_done` are finished; epochs count from 1."""
+
+    def __call__(self, updates_done: int, epoch: int = 1) -> float: ...
+
+
+class Schedule(Part):
+    """How the learning rate moves (--lr-scheduler)."""
+
+    table = "schedule"
+    option = "lr-scheduler"
+    topic = "Learning rate"
+
+    uses_min_lr: ClassVar[bool] = False  # whether --min-lr is the end of its line rather than a reason to stop
+
+    @abstractmethod
+    def build(self, rates: Rates) -> Curve:
+        """The rate for the next update, once so many are done, in an epoch that counts from 1: a pure function."""
