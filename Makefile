@@ -25,8 +25,10 @@ $(VENV)/.linters: $(VENV)/.installed
 demo: $(VENV)/.installed  ## train and try a small English-Romanian model (about three minutes on two cores)
 	$(BIN)/lamina demo
 
-test: $(VENV)/.installed  ## run the tests
-	$(BIN)/python -m pytest
+# One thread each: the tests share the cores already.
+WORKERS ?= 2
+test: $(VENV)/.installed  ## run the tests, two files at a time
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 chaos: $(VENV)/.installed  ## kill, damage, starve and signal training runs by the hundred (half an hour on two cores)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/chaos.py
