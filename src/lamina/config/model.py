@@ -11,7 +11,6 @@ from lamina.parts.contracts import Adapter, Fusion, Head, HeadPlace, Mixing, Mod
 from lamina.registry import register
 from lamina.traits import CLASSES, DECODER, DECODER_ONLY, ENCODER, ENCODER_ONLY, PAIRS
 
-
 # Of feed-forward blocks; the first is the default.
 FFN_STARTS = ("torch", "xavier")
 
@@ -184,9 +183,9 @@ class ModelConfig:
         "init-type", "residuals and the weights they start from; admin, for deep Post-LN models, profiles on the first batch "
                      "and then trains", register.residual, default="default", aliases=("residual",),
         paper="Liu et al. 2020 (Admin)")
-    ffn_init: str | None = flag(None, "how both matrices of a feed-forward block begin: uniform in +-1/sqrt(fan-in), as are their "
-                                      "biases (torch: fairseq since 0.10), or Xavier and zero biases (xavier: fairseq 0.9), whose "
-                                      "product is several times as large; torch if left out", name="ffn-init",
+    ffn_init: str | None = flag(None, "how both matrices of a feed-forward block begin: uniform in +-1/sqrt(fan-in), as are "
+                                      "their biases (torch: fairseq since 0.10), or Xavier and zero biases (xavier: fairseq 0.9), "
+                                      "whose product is several times as large; torch if left out", name="ffn-init",
                                 choices=FFN_STARTS, wants=(DECODER,))
     fusion: Fusion = variant(
         "fusion", "what the decoder layers read of the encoder", register.fusion, default="none", paper="Liu et al. 2021",
