@@ -1,4 +1,4 @@
-"""Saving from a GPU: the copy that is written is of the state as it was, and neither the host nor the next pass waits for it."""
+"""Saving from a GPU: the copy that is written is of the state as it was, and neither host nor passes wait for it."""
 
 import time
 
@@ -18,7 +18,8 @@ SIZE = 2**26  # 256 MiB of float32
 
 
 def state(flat):
-    return Checkpoint(config={}, languages=(), dictionaries=(), subwords=(), weights={"a": flat[:64].view(8, 8), "b": flat[64:]},
+    return Checkpoint(config={}, languages=(), dictionaries=(), subwords=(),
+                      weights={"a": flat[:64].view(8, 8), "b": flat[64:]},
                       training={"optimizer": {"step": torch.zeros((), dtype=torch.int64, device="cuda")}})
 
 

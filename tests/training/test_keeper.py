@@ -205,11 +205,15 @@ def test_numbered_states_that_come_faster_than_the_disk_takes_them_wait_and_the_
 
 
 def test_whatever_ends_a_run_waits_for_what_is_to_be_written(tmp_path, slow_disk):
+    def run():
+        with Keeper(SavingConfig(save_dir=str(tmp_path))) as keeper:
+            keeper.save(tensors(1.0), ["checkpoint1.pt", "checkpoint_last.pt"])
+            keeper.save(tensors(2.0), ["checkpoint_last.pt"])
+            raise ValueError("the run fails")
+
     threading.Timer(0.1, slow_disk.set).start()
-    with pytest.raises(ValueError, match="the run fails"), Keeper(SavingConfig(save_dir=str(tmp_path))) as keeper:
-        keeper.save(tensors(1.0), ["checkpoint1.pt", "checkpoint_last.pt"])
-        keeper.save(tensors(2.0), ["checkpoint_last.pt"])
-        raise ValueError("the run fails")
+    with pytest.raises(ValueError, match="the run fails"):
+        run()
     assert load_checkpoint(tmp_path / "checkpoint_last.pt").weights["w"].tolist() == [2.0] * 3
 
 
@@ -267,7 +271,8 @@ def test_another_runs_checkpoints_stay(tmp_path):
     def write(run, updates):
         return replace(tensors(float(updates)), training={"run": run, "progress": {"updates": updates}})
 
-    flags = {"save_dir": str(tmp_path), "interval_updates": 5, "keep_interval_updates": 2, "has_epochs": False, "is_async": False}
+    flags = {"save_dir": str(tmp_path), "interval_updates": 5, "keep_interval_updates": 2, "has_epochs": False,
+             "is_async": False}
     for run, last in ((one, 40), (other, 20)):
         notes = []
         keeper = Keeper(SavingConfig(**flags), notes.append, run)
