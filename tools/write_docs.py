@@ -351,8 +351,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    # A bare <unk> would be taken for an HTML tag and vanish.
-    return re.sub(r"(?<!`)<(\w+)>", r"`<\1>`", text).replace("|", "\\|")
+    # A bare <unk> or </s> would be taken for an HTML tag and vanish.
+    return re.sub(r"(?<!`)<(/?\w+)>", r"`<\1>`", text).replace("|", "\\|")
 
 
 def write_pages(folder: Path) -> list[Path]:
