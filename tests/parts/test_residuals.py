@@ -14,7 +14,7 @@ from lamina.registry import register
 
 @pytest.mark.parametrize("kind", register.residual)
 def test_every_kind_survives_its_flat_form(kind):
-    config = build(ModelConfig, {"init-type": kind})
+    config = build(ModelConfig, {"init-type": kind, "encoder-normalize-before": kind == "layernorm-scaling"})
     assert build(ModelConfig, flatten(config)) == config
 
 
