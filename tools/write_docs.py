@@ -20,7 +20,7 @@ NOTE = "<!-- Written by `make docs` from the configuration classes: change those
 OPTIONS_INTRODUCTION = """\
 # Options
 
-Every option of every command, by topic. `lamina COMMAND --help` shows the same.
+Every option of every command, by topic. `lamina COMMAND --help-all` shows the same.
 
 - An option may be written with `-` or `_` inside its name.
 - A switch that is on is turned off with `--no-NAME`, and one that is off is turned on with `--NAME`.
