@@ -184,7 +184,7 @@ class ModelConfig:
                      "and then trains", register.residual, default="default", aliases=("residual",),
         paper="Liu et al. 2020 (Admin)")
     ffn_init: str | None = flag(None, "how both matrices of a feed-forward block begin: uniform in +-1/sqrt(fan-in), as are "
-                                      "their biases (torch: fairseq since 0.10), or Xavier and zero biases (xavier: fairseq 0.9), "
+                                      "their biases (torch: fairseq since 0.10), or Xavier and zero biases (xavier: 0.9), "
                                       "whose product is several times as large; torch if left out", name="ffn-init",
                                 choices=FFN_STARTS, wants=(DECODER,))
     fusion: Fusion = variant(
