@@ -10,6 +10,7 @@ from lamina.parts import (
     criteria,
     encoder_fusion,
     mixings,
+    muon,
     position_kinds,
     rate_schedules,
     residuals,
@@ -28,6 +29,7 @@ from lamina.parts.contracts import (
     Head,
     HeadPlace,
     LayerPlace,
+    MatrixRule,
     Metric,
     MetricInputs,
     Mixing,
@@ -47,8 +49,8 @@ from lamina.parts.contracts import (
     TaskKind,
 )
 
-__all__ = ["Adapter", "Criterion", "Figure", "Fusion", "FusionPlace", "Head", "HeadPlace", "LayerPlace", "Metric",
-           "MetricInputs", "Mixing", "Optimizer", "Part", "Positions", "Rates", "Residual", "RuleInForce", "RulePlace",
-           "Schedule", "Score", "Stage", "Step", "StepRule", "SubwordLibrary", "TaskKind", "activations", "adapters",
-           "criteria", "encoder_fusion", "mixings", "position_kinds", "rate_schedules", "residuals", "search_rules",
-           "subword_libraries", "surface_fusion", "text_metrics", "update_rules"]
+__all__ = ["Adapter", "Criterion", "Figure", "Fusion", "FusionPlace", "Head", "HeadPlace", "LayerPlace", "MatrixRule",
+           "Metric", "MetricInputs", "Mixing", "Optimizer", "Part", "Positions", "Rates", "Residual", "RuleInForce",
+           "RulePlace", "Schedule", "Score", "Stage", "Step", "StepRule", "SubwordLibrary", "TaskKind", "activations",
+           "adapters", "criteria", "encoder_fusion", "mixings", "muon", "position_kinds", "rate_schedules", "residuals",
+           "search_rules", "subword_libraries", "surface_fusion", "text_metrics", "update_rules"]
