@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lamina.cli import main
 from lamina.distributed.weights import FlatWeights
 from lamina.parts.muon import Muon, Orthogonal, orthogonal
-from lamina.parts.update_rules import Adam
+from lamina.parts.residuals import Admin
+from lamina.parts.update_rules import NO_DECAY, Adam
 from lamina.training.optimizers import build_optimizer
-from tiny import tiny_language_model, tiny_model
+from tiny import FUSIONS, tiny_language_model, tiny_model
 
 RULE = Muon(betas=(0.9, 0.98), weight_decay=0.01)
 
@@ -132,3 +134,27 @@ def test_decay_leaves_out_what_it_is_told_to(kinds):
     for parameter, found, spared, pulled in zip(weights.described, *views, strict=True):
         torch.testing.assert_close(found, spared if parameter.kind in kinds else pulled, rtol=1e-6, atol=1e-7)
         assert not torch.equal(spared, pulled)
+
+
+def test_kinds_that_are_not_known_are_refused(capsys):
+    words = ["train", "data", "--max-tokens", "9", "--weight-decay", "0.1"]
+    assert main([*words, "--no-decay", "norms,heads"]) == 2
+    assert "--no-decay is 'heads'; it must be one of norms, biases, embeddings, gates, scales" in capsys.readouterr().err
+    assert main([*words[:-2], "--no-decay", "norms"]) == 2
+    assert "--no-decay has no effect without --weight-decay" in capsys.readouterr().err
+    assert main([*words, "--optimizer", "muon", "--muon-momentum", "1"]) == 2
+    assert "--muon-momentum is 1.0; it must lie in [0, 1)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("changes", [{}, FUSIONS["both"], {"init": Admin()}, {"share_all": False}], ids=str)
+def test_every_parameter_has_a_kind_that_fits(changes):
+    for parameter in FlatWeights(tiny_model(**changes)).described:
+        words = parameter.name.split(".")
+        expected = ("norms" if "norm" in words[-2] else "biases" if words[-1] == "bias" else
+                    "embeddings" if "table" in words[-2] else "scales" if words[-1] == "omega" else
+                    "gates" if words[0] == "memory" or "gate" in words[-1] else
+                    "matrices" if ".layers." in parameter.name else "projections")
+        assert parameter.kind == expected, parameter.name
+        if parameter.kind == "matrices":
+            assert parameter.num_matrices == {"in_proj": 3, "kv_proj": 2}.get(words[-2], 1)
+        assert parameter.kind in (*NO_DECAY, "matrices", "projections")
