@@ -25,7 +25,7 @@ class Model(nn.Module):
     def forward(self, *inputs: Any, active: ActiveLayers = ALL_LAYERS) -> list[Term]:
         raise AssertionError(f"{type(self).__name__} does not say what its head looks at")
 
-    # A model whose matrices are laid out for the CPU (nn/prepacked.py) becomes a plain one where a kernel's layout would not do.
+    # Where a layout for the CPU's kernels (nn/prepacked.py) would not do, a model becomes a plain one.
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Model:
         unpack_(self)

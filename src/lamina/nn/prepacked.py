@@ -75,8 +75,8 @@ class Prepacked(nn.Module):
             destination[f"{prefix}bias"] = self.bias.detach()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        raise ConfigError("a layer whose matrix is laid out for the CPU (prepacked) cannot be moved or converted alone. Move the "
-                          "whole model, which unpacks it, or load with prepack=False.")
+        raise ConfigError("a layer whose matrix is laid out for the CPU (prepacked) cannot be moved or converted alone. Move "
+                          "the whole model, which unpacks it, or load with prepack=False.")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # For pickle and copy.deepcopy, which know nothing of a kernel's layout.
