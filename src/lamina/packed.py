@@ -14,13 +14,23 @@ FIRST_POSITION = PAD_POSITION + 1
 
 
 class Packed(NamedTuple):
-    """Ids of packed sentences, in place of padded rows; nn/layout.py says what each part means."""
+    """Sentences one behind the other in a single row, whose length and number of bounds stay the same from batch to batch.
+
+    What is left at the end is filled with pads, which form sentences of their own: no place is outside a sentence, so none
+    ever holds what no kernel has written. This is one side of a packed batch (data/packing.py, `Sides`), and all that attention
+    has to know of it: nn/layout.py's PackedLayout has these very fields.
+    """
 
     ids: Tensor  # (1, N)
-    positions: Tensor  # (1, N)
-    sentences: Tensor  # (N,)
-    bounds: Tensor  # (R + 1,)
-    longest: int
+    positions: Tensor  # (1, N), PAD_POSITION where there is a pad
+    sentences: Tensor  # (N,), int32: the number of each token's sentence, from 1
+    bounds: Tensor  # (R + 1,), int32: sentence i lies at bounds[i - 1] : bounds[i]; of those that are not there, both are N
+    longest: int  # no sentence is longer
+
+    @property
+    def is_pad(self) -> Tensor:
+        """(1, N)"""
+        return self.positions.eq(PAD_POSITION)
 
 
 Rows = Tensor | Packed  # padded: (B, T)

@@ -90,7 +90,8 @@ class Table(Mapping[str, Any]):
         return self._all()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
+        """The plain choice first, the others as they came."""
+        return iter(sorted(self._all(), key=lambda name: not getattr(self._parts[name], "is_plain", False)))
 
     def __len__(self) -> int:
         return len(self._all())

@@ -12,6 +12,7 @@ from lamina.data.corpus import Example, Languages, ParallelCorpus, open_corpus
 from lamina.data.feed import Feed
 from lamina.data.packing import PackedShape, Sentences, packed, plan_packed
 from lamina.errors import DataError
+from lamina.nn.layout import PackedLayout, lay_out
 from lamina.parts.criteria import LabelSmoothedCrossEntropy
 from lamina.text.vocabulary import EOS, PAD
 from lamina.training.loss import batch_loss
@@ -73,6 +74,24 @@ def test_what_lies_where():
     assert (source.bounds[4:] == 160).all()
     assert len(source.bounds) == SHAPE.num_bounds
     assert (batch.num_source_tokens, batch.num_target_tokens, source.longest) == (5, 6, 128)
+
+
+def test_all_sides_lie_in_the_one_buffer_and_nothing_else_does():
+    batch = packed_of(examples())
+    sides = batch.sides
+    parts = [*sides.source[:4], *sides.target[:4], sides.target_in.ids]
+    assert torch.equal(torch.cat([part.flatten() for part in parts]), batch.buffer)
+    assert all(part.untyped_storage().data_ptr() == batch.buffer.data_ptr() for part in parts)
+    assert all(own is of_target for own, of_target in zip(sides.target_in[1:], sides.target[1:], strict=True))
+
+
+def test_a_layout_has_the_fields_of_the_packed_row():
+    source, _ = packed_of(examples()).inputs
+    ids, layout = lay_out(source, PAD)
+    assert isinstance(layout, PackedLayout)
+    assert layout._fields == source._fields
+    assert torch.equal(layout.is_pad, ids.eq(PAD))
+    assert torch.equal(layout.position_ids(), source.positions)
 
 
 @pytest.mark.parametrize("rows", [slice(0, 4), slice(4, 9), slice(8, 9)])

@@ -44,7 +44,7 @@ def test_encoder_layer_equals_torch(order, norm_first):
 
 def test_positions_count_tokens_only():
     layout = Layout.of_ids(torch.tensor([[1, 1, 5, 6], [5, 6, 7, 1]]), pad_id=1)
-    assert layout.positions().tolist() == [[1, 1, 2, 3], [2, 3, 4, 1]]
+    assert layout.position_ids().tolist() == [[1, 1, 2, 3], [2, 3, 4, 1]]
 
 
 def test_sinusoids():
@@ -59,7 +59,7 @@ def test_sinusoids():
 def test_position_tables_hold_the_longest_sentence():
     ids = torch.full((1, 9), 5)
     for positions in (SinusoidalPositions(9, 4), LearnedPositions(9, 4)):
-        assert positions(Layout.of_ids(ids, pad_id=1).positions()).shape == (1, 9, 4)
+        assert positions(Layout.of_ids(ids, pad_id=1).position_ids()).shape == (1, 9, 4)
 
 
 def test_every_named_activation_exists():

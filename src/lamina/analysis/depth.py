@@ -45,7 +45,12 @@ def layer_dependency(sums: Sequence[Sum]) -> Tensor:
     """
     shares = torch.zeros(len(sums), len(sums) + 1)
     parts = [sums[0].stream]
+    before: list[list[Tensor]] = []  # each sum: the parts of the stream that came in
     for row, one in enumerate(sums):
+        before.append(parts)
+        if one.returns_input:
+            again = before[row + 1 - one.returns_input]
+            parts = [part + again[number] if number < len(again) else part for number, part in enumerate(parts)]
         parts = [one.normalised(part * one.shortcut_scale) for part in parts] + [one.normalised(one.branch)]
         spreads = torch.stack([part.var(correction=0) for part in parts])
         shares[row, : len(parts)] = spreads / spreads.sum()

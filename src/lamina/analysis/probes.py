@@ -26,6 +26,7 @@ class Sum:
     shortcut_scale: Tensor | float
     branch: Tensor  # (N, D), scaled as it went into the sum
     norm: nn.LayerNorm | None  # applied to the sum; None in Pre-LN and where there is none
+    returns_input: int = 0  # how many sub-layers ago, itself included, the stream was what it holds once more; 0: it does not
 
     @property
     def shortcut(self) -> Tensor:
@@ -89,7 +90,7 @@ def watch_sums(model: nn.Module) -> Iterator[dict[str, list[Sum]]]:
         shortcut_scale, branch_scale = _scales(part)
         is_normed = not isinstance(current, PreNorm) and isinstance(current.norm, nn.LayerNorm)
         sums.append(Sum(stream, shortcut_scale, branch * branch_scale,
-                        current.norm if is_normed else None))  # type: ignore[arg-type]
+                        current.norm if is_normed else None, current.returns_input))  # type: ignore[arg-type]
 
     hooks = tokens.hooks(model)
     for name, stack in stacks_of(model).items():

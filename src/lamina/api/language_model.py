@@ -57,7 +57,7 @@ class LanguageModel(LoadedModel[DecoderOnly]):
                  max_tokens: int | None = None, batch_size: int | None = None, seed: int = 1, first_number: int = 0,
                  remove_bpe: str | None = None, too_long: TooLong = "truncate", warn: Callable[[str], object] | None = None,
                  **options: Unpack[SearchOptions]) -> Translation | list[Translation]:
-        """Continue a prompt, or several: a text is the prompt and what follows it, up to </s>.
+        """Continue a prompt, or several: a text is the prompt and what follows it, up to `</s>`.
 
         Lengths count what follows the prompt; scores count all of the text. An empty prompt lets the model begin.
 
@@ -169,7 +169,7 @@ class LanguageModel(LoadedModel[DecoderOnly]):
 
         Arguments:
             texts: raw text, one or several. Of one that is too long the beginning counts; with `too_long="skip"` its score has
-                no tokens but </s>, at -inf.
+                no tokens but `</s>`, at -inf.
 
         Returns:
             One Score for one text, a list in their order for several.
@@ -199,7 +199,7 @@ class LanguageModel(LoadedModel[DecoderOnly]):
     @in_turn
     def encode(self, texts: str | Iterable[str], layers: Layers = "last", *, batch_size: int | None = None,
                warn: Callable[[str], object] | None = None) -> States:
-        """The model's states after reading each token of texts, as tensors on its device; </s> is the last token.
+        """The model's states after reading each token of texts, as tensors on its device; `</s>` is the last token.
 
         Arguments:
             texts: raw text, one or several.
@@ -219,7 +219,7 @@ class LanguageModel(LoadedModel[DecoderOnly]):
                             lambda model, batch: model(batch), batch_size)
 
     def token_ids(self, line: str) -> np.ndarray:
-        """The ids of a text, </s> last.
+        """The ids of a text, `</s>` last.
 
         >>> model.token_ids("the old boat").tolist()[-1]
         2

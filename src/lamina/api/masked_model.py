@@ -65,7 +65,7 @@ class MaskedLanguageModel(LoadedModel[MaskedModel]):
         """The likeliest ways to fill the one `<mask>` of a text, best first: each is one piece of the dictionary.
 
         Arguments:
-            text: a text with one <mask>, or several such texts.
+            text: a text with one `<mask>`, or several such texts.
             topk: how many ways. Probabilities are those of the whole vocabulary; special symbols are no candidates.
 
         Returns:

@@ -135,6 +135,7 @@ class TrainOptions(TypedDict, total=False):
     fusion: str
     init_token: int
     init_type: str
+    keel_layers: int | Sequence[int] | str
     keep_interval_updates: int
     keep_last_epochs: int
     label_smoothing: float
@@ -145,6 +146,8 @@ class TrainOptions(TypedDict, total=False):
     layerdrop_schedule: str
     layernorm_embedding: bool
     leave_unmasked_prob: float
+    lns_decoder_layers: int | Sequence[int] | str
+    lns_encoder_layers: int | Sequence[int] | str
     log_format: str | None
     log_interval: int
     lr: float | Sequence[float] | str

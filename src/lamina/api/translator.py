@@ -201,7 +201,7 @@ class Translator(LoadedModel[EncoderDecoder]):
         Arguments:
             pairs: a source and its translation as a tuple, or any number of such tuples.
             max_tokens, batch_size, too_long, warn, first_number: as for `translate`. Of a pair that is skipped, the score
-                has no tokens but </s>, at -inf.
+                has no tokens but `</s>`, at -inf.
 
         Returns:
             One Score for one pair, a list in their order for several.
@@ -345,7 +345,7 @@ class Translator(LoadedModel[EncoderDecoder]):
         return ids
 
     def encode_source(self, line: str) -> np.ndarray:
-        """The ids of a source sentence, </s> last.
+        """The ids of a source sentence, `</s>` last.
 
         >>> model.encode_source("a bird").tolist()[-1]
         2
@@ -353,7 +353,7 @@ class Translator(LoadedModel[EncoderDecoder]):
         return self.vocabularies[0].encode(self.subwords[0].encode(line))
 
     def encode_target(self, line: str) -> np.ndarray:
-        """The ids of a target sentence, </s> last.
+        """The ids of a target sentence, `</s>` last.
 
         >>> model.encode_target("BIRD").tolist()[-1]
         2

@@ -93,7 +93,7 @@ class Folding:
                 if before is None:
                     self._scale_input(stack, scale)
                 else:
-                    self._scale_norm(before, scale)
+                    self.scale_norm(before, scale)
                 self.divide(part.reads, scale)
                 before = f"{part.residual}.norm"
             self.scales[stack] = [*scales, torch.ones_like(scales[0])]
@@ -114,7 +114,8 @@ class Folding:
         """A scale that is a number, for each channel. (D,)"""
         return torch.full_like(self.weights[f"{part.residual}.norm.weight"], scale)
 
-    def _scale_norm(self, norm: str, scale: Tensor) -> None:
+    def scale_norm(self, norm: str, scale: Tensor | float) -> None:
+        """What a norm puts out."""
         for name in (f"{norm}.weight", f"{norm}.bias"):
             self.weights[name] = self.weights[name] * scale
 
@@ -122,7 +123,7 @@ class Folding:
         """The stack's first input: the norm of the embeddings takes the scale, or the tables do."""
         name, config = _EMBEDDINGS[stack], self.config
         if config.embedding.has_norm:
-            self._scale_norm(f"{name}.norm", scale)
+            self.scale_norm(f"{name}.norm", scale)
             return
         self._scale_tokens(name, scale)
         if not config.embedding.has_positions:

@@ -1,7 +1,7 @@
 """Sentences one behind the other instead of padded rows: batches of one shape, with hardly a pad.
 
-A GPU replays a captured update only on tensors of the same shape. So a batch is two rows, source and target, of exactly
---max-tokens places, filled with whole sentences; all that it consists of lies in one buffer, which travels in one copy.
+A GPU replays a captured update only on tensors of the same shape. So a batch has two sides, source and target, each a row of
+exactly --max-tokens places filled with whole sentences (packed.py says what lies in it).
 """
 
 # N places of a row, R sentences that there is room for
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -53,11 +54,39 @@ class PackedShape:
         """Besides the sentences, those that pads form, and the end."""
         return self.max_sentences + -(-self.places // self.longest) + 1
 
+    @property
+    def part_sizes(self) -> dict[str, int]:
+        """How many numbers each part of a batch has, in the order in which they lie in its buffer.
+
+        What a batch brings along besides is one more name here and one more field of `Sides`.
+        """
+        side = {"ids": self.places, "positions": self.places, "sentences": self.places, "bounds": self.num_bounds}
+        return {**{f"source.{name}": size for name, size in side.items()},
+                **{f"target.{name}": size for name, size in side.items()}, "target_in.ids": self.places}
+
+
+class Sides(NamedTuple):
+    """What a packed batch consists of, by name; all of it lies in one buffer."""
+
+    source: Packed
+    target: Packed  # what should come out
+    target_in: Packed  # what the decoder is fed: the target moved right by one in each sentence, </s> in front
+
+    @classmethod
+    def of(cls, buffer: Tensor, shape: PackedShape) -> Sides:
+        """Views of the buffer: the one place that cuts it."""
+        sizes = shape.part_sizes
+        parts = dict(zip(sizes, buffer.split(list(sizes.values())), strict=True))
+        source, target = (
+            Packed(ids=parts[f"{side}.ids"][None], positions=parts[f"{side}.positions"][None],
+                   sentences=parts[f"{side}.sentences"], bounds=parts[f"{side}.bounds"], longest=shape.longest)
+            for side in ("source", "target"))
+        return cls(source, target, target._replace(ids=parts["target_in.ids"][None]))
+
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """A batch of sentence pairs in one buffer. Of each side: ids, positions, numbers of sentences (N each) and bounds (R + 1);
-    then target_in (N)."""
+    """A batch of sentence pairs. Its `sides` are views of one buffer, which travels to the device in one copy."""
 
     buffer: Tensor  # int32
     on_host: np.ndarray  # the same, where the host may look at it without asking the device
@@ -67,16 +96,18 @@ class PackedBatch:
     indices: tuple[int, ...]
     recurs: bool = True  # whether batches of this shape come again and again
 
+    @cached_property
+    def sides(self) -> Sides:
+        return Sides.of(self.buffer, self.shape)
+
     @property
     def inputs(self) -> tuple[Packed, Packed]:
-        source, target, target_in = parts_of(self.buffer, self.shape)
-        return (Packed(source[0][None], source[1][None], source[2], source[3], self.shape.longest),
-                Packed(target_in[None], target[1][None], target[2], target[3], self.shape.longest))
+        return self.sides.source, self.sides.target_in
 
     @property
     def target(self) -> Tensor:
         """(1, N)"""
-        return parts_of(self.buffer, self.shape)[1][0].long()[None]
+        return self.sides.target.ids.long()
 
     @property
     def num_sentences(self) -> int:
@@ -88,41 +119,42 @@ class PackedBatch:
     def rows(self, rows: slice) -> PackedBatch:
         """Some of its sentences, in rows that are as much shorter."""
         first, stop, _ = rows.indices(self.num_sentences)
-        sides: list[Sentences] = []
-        for ids, _, _, bounds in parts_of(self.on_host, self.shape)[:2]:
-            own = bounds[first : stop + 1]
-            sides.append(Sentences(ids[own[0] : own[-1]], np.diff(own)))
-        needed = max(len(side.ids) for side in sides)
+        whole = Sides.of(torch.from_numpy(self.on_host), self.shape)
+        source, target = (_some_of(side, first, stop) for side in (whole.source, whole.target))
+        needed = max(len(source.ids), len(target.ids))
         shape = PackedShape(-(-needed // PLACES_MULTIPLE) * PLACES_MULTIPLE, stop - first, self.shape.longest)
-        source, target = sides
         return replace(packed(source, target, shape, self.indices[first:stop]), recurs=False).to(self.buffer.device)
 
 
-def parts_of(buffer: Any, shape: PackedShape) -> tuple[Any, Any, Any]:
-    """Views of the buffer: ids, positions, numbers of sentences and bounds of the source; those of the target; target_in."""
-    ends = np.cumsum([*[*[shape.places] * 3, shape.num_bounds] * 2, shape.places])
-    *sides, target_in = (buffer[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))
-    return sides[:4], sides[4:], target_in
-
-
 def packed(source: Sentences, target: Sentences, shape: PackedShape, indices: Sequence[int]) -> PackedBatch:
-    """One batch; whoever planned it saw to it that it fits."""
-    places, longest = shape.places, shape.longest
-    buffer = np.full(7 * places + 2 * shape.num_bounds, PAD, dtype=np.int32)
-    *sides, target_in = parts_of(buffer, shape)
-    for side, (ids, positions, numbers, bounds) in zip((source, target), sides, strict=True):
-        number = len(side.ids)
-        ends = np.append(np.cumsum(side.sizes), np.arange(number + longest, places, longest))  # those of pads follow
-        bounds[0], bounds[1 : len(ends) + 1], bounds[len(ends) + 1 :] = 0, ends, places
-        ids[:number] = side.ids
-        starts = np.repeat(np.cumsum(side.sizes) - side.sizes, side.sizes)
-        positions[:number], positions[number:] = np.arange(FIRST_POSITION, number + FIRST_POSITION) - starts, PAD_POSITION
-        numbers[:] = np.searchsorted(bounds, np.arange(places), side="right")
-    number = len(target.ids)
+    """One batch; its plan has made sure that it fits."""
+    buffer = np.full(sum(shape.part_sizes.values()), PAD, dtype=np.int32)
+    sides = Sides.of(torch.from_numpy(buffer), shape)
+    _fill_(sides.source, source)
+    _fill_(sides.target, target)
+    number, target_in = len(target.ids), sides.target_in.ids[0].numpy()
     target_in[1:number] = target.ids[:-1]
     target_in[np.cumsum(target.sizes) - target.sizes] = EOS
     return PackedBatch(torch.from_numpy(buffer), buffer, shape, num_source_tokens=len(source.ids),
                        num_target_tokens=number, indices=tuple(indices))
+
+
+def _fill_(side: Packed, given: Sentences) -> None:
+    """The side lies on the host, and holds nothing but pads."""
+    number, longest = len(given.ids), side.longest
+    ids, positions, sentences, bounds = (part.numpy() for part in (side.ids[0], side.positions[0], side.sentences, side.bounds))
+    places = len(ids)
+    ends = np.append(np.cumsum(given.sizes), np.arange(number + longest, places, longest))  # those of pads follow
+    bounds[0], bounds[1 : len(ends) + 1], bounds[len(ends) + 1 :] = 0, ends, places
+    ids[:number] = given.ids
+    starts = np.repeat(np.cumsum(given.sizes) - given.sizes, given.sizes)
+    positions[:number], positions[number:] = np.arange(FIRST_POSITION, number + FIRST_POSITION) - starts, PAD_POSITION
+    sentences[:] = np.searchsorted(bounds, np.arange(places), side="right")
+
+
+def _some_of(side: Packed, first: int, stop: int) -> Sentences:
+    bounds = side.bounds[first : stop + 1].numpy()
+    return Sentences(side.ids[0, bounds[0] : bounds[-1]].numpy(), np.diff(bounds))
 
 
 def plan_packed(order: np.ndarray, sizes: Sequence[np.ndarray], shape: PackedShape) -> list[list[int]]:

@@ -75,7 +75,7 @@ class InputEmbedding(nn.Module):
     def forward(self, ids: Tensor, layout: AnyLayout) -> Embedded:
         if self.training and self.word_dropout is not None:
             ids = self.word_dropout(ids)
-        return self._embed(ids, layout.positions() if self.positions is not None else None)
+        return self._embed(ids, layout.position_ids() if self.positions is not None else None)
 
     def step(self, ids: Tensor, num_before: Tensor) -> Embedded:
         """One token a beam, with so many tokens before it. ids: (B, K); num_before: (B,)"""

@@ -44,7 +44,7 @@ class Layout(NamedTuple):
         self.is_pad.index_fill_(0, rows, True)
         self.may_attend.index_fill_(0, rows, -torch.inf if self.may_attend.is_floating_point() else False)
 
-    def positions(self) -> Tensor:
+    def position_ids(self) -> Tensor:
         """The id of each token's position; only tokens count, so padding on the left shifts nothing. (B, T)"""
         is_token = (~self.is_pad).to(torch.long)
         return is_token.cumsum(dim=1) * is_token + PAD_POSITION
@@ -65,26 +65,16 @@ class Layout(NamedTuple):
                                                          dropout_p=dropout_p))
 
 
-class PackedLayout(NamedTuple):
-    """Sentences one behind the other in a single row, whose length and number of bounds stay the same from batch to batch.
+class PackedLayout(Packed):
+    """A packed row as attention sees it: the same fields, by the same names."""
 
-    What is left at the end is filled with pads, which form sentences of their own: no place is outside a sentence, so none
-    ever holds what no kernel has written.
-    """
-
-    is_pad: Tensor  # (1, N)
-    position_ids: Tensor  # (1, N)
-    sentences: Tensor  # (N,), int32: the number of each token's sentence, from 1
-    bounds: Tensor  # (R + 1,), int32: sentence i lies at bounds[i - 1] : bounds[i]; of those that are not there, both are N
-    longest: int  # no sentence is longer
-
-    def positions(self) -> Tensor:
-        return self.position_ids
+    def position_ids(self) -> Tensor:
+        return self.positions
 
     @property
     def is_of_short(self) -> bool:
         """Whether there is room for so many sentences that they must be short: tiles that hold several suit them."""
-        return self.bounds.size(0) * LONG >= self.is_pad.size(1)
+        return self.bounds.size(0) * LONG >= self.sentences.size(0)
 
     def attend_within(self, qkv: Tensor, num_heads: int, *, is_causal: bool = False, dropout_p: float = 0.0) -> Tensor:
         """As for padded rows: every sentence looks at itself. (1, N, 3 * D) -> (1, N, D)"""
@@ -133,5 +123,5 @@ def join_heads(x: Tensor) -> Tensor:
 def lay_out(rows: Rows, pad_id: int) -> tuple[Tensor, AnyLayout]:
     """The ids, and how they lie."""
     if isinstance(rows, Packed):
-        return rows.ids, PackedLayout(rows.ids.eq(pad_id), rows.positions, rows.sentences, rows.bounds, rows.longest)
+        return rows.ids, PackedLayout(*rows)
     return rows, Layout.of_ids(rows, pad_id)

@@ -69,6 +69,9 @@ class PostNorm(nn.Module):
     Called as residual(x, branch, layer_input); these two have no use for what the whole layer read.
     """
 
+    # Of one whose sum holds the layer's input again: how many sub-layers ago, itself included, the layer read it.
+    returns_input: int = 0
+
     def __init__(self, norm: nn.Module, add: nn.Module, dropout_p: float) -> None:
         super().__init__()
         self.norm = norm

@@ -7,8 +7,11 @@ folded, pruned, exported or analysed. torch is imported inside methods only.
 from lamina.parts import (
     activations,
     adapters,
+    bottom_to_top,
     criteria,
     encoder_fusion,
+    keel,
+    layernorm_scaling,
     mixings,
     position_kinds,
     rate_schedules,
@@ -22,6 +25,7 @@ from lamina.parts import (
 from lamina.parts.contracts import (
     Adapter,
     Criterion,
+    DepthResidual,
     Figure,
     Fusion,
     FusionPlace,
@@ -47,8 +51,8 @@ from lamina.parts.contracts import (
     TaskKind,
 )
 
-__all__ = ["Adapter", "Criterion", "Figure", "Fusion", "FusionPlace", "Head", "HeadPlace", "LayerPlace", "Metric",
-           "MetricInputs", "Mixing", "Optimizer", "Part", "Positions", "Rates", "Residual", "RuleInForce", "RulePlace",
-           "Schedule", "Score", "Stage", "Step", "StepRule", "SubwordLibrary", "TaskKind", "activations", "adapters",
-           "criteria", "encoder_fusion", "mixings", "position_kinds", "rate_schedules", "residuals", "search_rules",
-           "subword_libraries", "surface_fusion", "text_metrics", "update_rules"]
+__all__ = ["Adapter", "Criterion", "DepthResidual", "Figure", "Fusion", "FusionPlace", "Head", "HeadPlace", "LayerPlace",
+           "Metric", "MetricInputs", "Mixing", "Optimizer", "Part", "Positions", "Rates", "Residual", "RuleInForce",
+           "RulePlace", "Schedule", "Score", "Stage", "Step", "StepRule", "SubwordLibrary", "TaskKind", "activations",
+           "adapters", "bottom_to_top", "criteria", "encoder_fusion", "keel", "layernorm_scaling", "mixings", "position_kinds",
+           "rate_schedules", "residuals", "search_rules", "subword_libraries", "surface_fusion", "text_metrics", "update_rules"]

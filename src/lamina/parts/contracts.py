@@ -5,16 +5,18 @@ thought of is never treated as the plain case. `docs/extending.md` shows a part 
 """
 
 from lamina.parts.model_contracts import (
-           Adapter,
-           Beginning,
-           Fusion,
-           FusionPlace,
-           Head,
-           HeadPlace,
-           LayerPlace,
-           Mixing,
-           Positions,
-           Residual,
+    Adapter,
+    Beginning,
+    DepthResidual,
+    Fusion,
+    FusionPlace,
+    Head,
+    HeadPlace,
+    LayerPlace,
+    Mixing,
+    Positions,
+    Residual,
+    without_pre_norm,
 )
 from lamina.parts.part import ModelPart, Part
 from lamina.parts.search_contracts import RuleInForce, RulePlace, Stage, Step, StepRule
@@ -22,7 +24,8 @@ from lamina.parts.task_contracts import TaskKind
 from lamina.parts.text_contracts import EDITS, REFERENCES, SOURCES, Figure, Metric, MetricInputs, Score, SubwordLibrary
 from lamina.parts.training_contracts import Criterion, Curve, Optimizer, Rates, Schedule
 
-__all__ = ["EDITS", "REFERENCES", "SOURCES", "Adapter", "Beginning", "Criterion", "Curve", "Figure", "Fusion",
+__all__ = ["EDITS", "REFERENCES", "SOURCES", "Adapter", "Beginning", "Criterion", "Curve", "DepthResidual", "Figure", "Fusion",
            "FusionPlace", "Head", "HeadPlace", "LayerPlace", "Metric", "MetricInputs", "Mixing", "ModelPart", "Optimizer",
            "Part", "Positions", "Rates", "Residual", "RuleInForce", "RulePlace", "Schedule", "Score", "Stage", "Step",
-           "StepRule", "SubwordLibrary", "TaskKind"]
+           "StepRule", "SubwordLibrary", "TaskKind",
+           "without_pre_norm"]

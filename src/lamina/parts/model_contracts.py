@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lamina.fields import check
 from lamina.parts.part import ModelPart
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ class Residual(ModelPart):
 
     def check(self, pre_norm_sides: Sequence[str]) -> None:
         """Raise a ConfigError where it makes no sense with Pre-LN, which these sides have."""
+
+    def needs_post_norm(self, pre_norm_sides: Sequence[str], why: str) -> None:
+        """For `check`: refuse Pre-LN, and say what to leave out."""
+        check(not pre_norm_sides, f"{self.spelled} {why}. {without_pre_norm(pre_norm_sides)}.")
 
     def build(self, place: LayerPlace) -> list[nn.Module]:
         """One module for each sub-layer, called as module(x, branch, layer_input): norm and sum in one of two orders.
@@ -102,6 +107,10 @@ class Residual(ModelPart):
         """The depths that were written down, or ()."""
         return ()
 
+    def pruned(self, cut: Cut) -> Residual:
+        """The same choice for the layers that stay; where something follows from a layer's number, written down."""
+        return self
+
     def fold(self, folding: Folding) -> None:
         """Change the weights so that plain residuals give the same outputs; raise `self.cannot(..)` if that is impossible."""
         raise self.cannot("be folded into a plain one")
@@ -118,6 +127,36 @@ class Residual(ModelPart):
 
     def describe(self) -> str:
         return "" if self.is_plain else f"residuals: {self.name}"
+
+
+class DepthResidual(Residual):
+    """One with constants of the depth: a model that loses layers keeps those that it was trained with.
+
+    A subclass has the option `layers`, whose flag is its name and "-layers", and lists that flag in `set_by_pruning`.
+    """
+
+    layers: tuple[int, ...]
+
+    def check_layers(self) -> None:
+        check(len(self.layers) <= 2 and all(number >= 1 for number in self.layers),
+              f"--{self.name}-layers is {self.layers}; it must be one number for each stack, each at least 1.")
+        check(len(self.layers) in (0, 2),
+              f"--{self.name}-layers needs two numbers, the encoder's layers and the decoder's, such as 18,18.")
+
+    @property
+    def trained_depths(self) -> tuple[int, ...]:
+        return self.layers
+
+    def with_depths(self, depths: tuple[int, int]) -> Residual:
+        return replace(self, layers=depths)  # type: ignore[type-var]
+
+    def compared_as(self) -> Residual:
+        return replace(self, layers=())  # type: ignore[type-var]
+
+
+def without_pre_norm(pre_norm_sides: Sequence[str]) -> str:
+    """What to do about Pre-LN, for messages."""
+    return f"Add {' '.join(f'--no-{side}-normalize-before' for side in pre_norm_sides)}"
 
 
 class Beginning(NamedTuple):

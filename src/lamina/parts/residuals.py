@@ -7,11 +7,11 @@ they are weights like others, so a trained model never needs a profile.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lamina.fields import check, flag
-from lamina.parts.contracts import Beginning, LayerPlace, Residual
+from lamina.parts.contracts import Beginning, DepthResidual, LayerPlace, Residual, without_pre_norm
 from lamina.registry import register
 
 if TYPE_CHECKING:
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from lamina.init.deepnet import DeepNetConstants
 
 _BATCHES_HELP = "batches to profile on; the squares of their ratios, which are sums of variances, are averaged"
-
-
-def without_pre_norm(pre_norm_sides: Sequence[str]) -> str:
-    return f"Add {' '.join(f'--no-{side}-normalize-before' for side in pre_norm_sides)}"
 
 
 @register.residual("default")
@@ -207,7 +203,7 @@ class ReZeroPostNorm(_ScaledBranch):
 
 @register.residual("deepnet")
 @dataclass(frozen=True, kw_only=True)
-class DeepNet(Residual):
+class DeepNet(DepthResidual):
     """alpha * x + f(x), alpha and the first weights constants of the depth (Wang et al. 2022)."""
 
     set_by_pruning = ("deepnet-layers",)
@@ -217,14 +213,10 @@ class DeepNet(Residual):
                                    name="deepnet-layers", metavar="N,N", paper="Wang et al. 2022 §3")
 
     def __post_init__(self) -> None:
-        check(len(self.layers) <= 2 and all(number >= 1 for number in self.layers),
-              f"--deepnet-layers is {self.layers}; it must be one number for each stack, each at least 1.")
-        check(len(self.layers) in (0, 2),
-              "--deepnet-layers needs two numbers, the encoder's layers and the decoder's, such as 18,18.")
+        self.check_layers()
 
     def check(self, pre_norm_sides: Sequence[str]) -> None:
-        check(not pre_norm_sides,
-              f"--init-type deepnet scales the shortcut ahead of Post-LN's norm. {without_pre_norm(pre_norm_sides)}.")
+        self.needs_post_norm(pre_norm_sides, "scales the shortcut ahead of Post-LN's norm")
 
     def adds(self, place: LayerPlace) -> list[nn.Module]:
         from lamina.nn.residual import DeepNorm
@@ -236,16 +228,6 @@ class DeepNet(Residual):
         from lamina.init.deepnet import initialise_deepnet_
 
         initialise_deepnet_(stack, _constants(place.stack, place.trained_depths).beta)
-
-    @property
-    def trained_depths(self) -> tuple[int, ...]:
-        return self.layers
-
-    def with_depths(self, depths: tuple[int, int]) -> Residual:
-        return replace(self, layers=depths)
-
-    def compared_as(self) -> Residual:
-        return DeepNet()
 
     def fold(self, folding: Folding) -> None:
         folding.move_shortcuts(lambda part, stack: folding.constant_scale(

@@ -83,7 +83,7 @@ def _pruned_config(config: ModelConfig, keep: Keep) -> ModelConfig:
         return config
     config = config.with_trained_depths()
     cut = _cut(config, keep)
-    return replace(config, encoder=replace(config.encoder, num_layers=len(cut.encoder)),
+    return replace(config, init=config.init.pruned(cut), encoder=replace(config.encoder, num_layers=len(cut.encoder)),
                    decoder=replace(config.decoder, num_layers=len(cut.decoder)), fusion=config.fusion.pruned(cut),
                    surface=config.surface.pruned(cut), mixing=config.mixing.pruned(cut))
 
