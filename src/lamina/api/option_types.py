@@ -66,6 +66,7 @@ class TrainOptions(TypedDict, total=False):
     arch: str
     async_save: bool
     attention_dropout: float
+    batch_order: str | None
     batch_size: int | None
     batch_size_valid: int | None
     best_checkpoint_metric: str
@@ -123,6 +124,7 @@ class TrainOptions(TypedDict, total=False):
     eval_rouge: bool
     eval_tokenized_bleu: bool
     f1_label: str | None
+    ffn_init: str | None
     fine_grained_ta: bool
     finetune_from_model: str | None
     force_anneal: int | None
@@ -169,6 +171,8 @@ class TrainOptions(TypedDict, total=False):
     min_lr: float
     mixing: str
     momentum: float
+    muon_momentum: float
+    no_decay: str | Sequence[str]
     num_classes: int
     num_workers: int
     optimizer: str
