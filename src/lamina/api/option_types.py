@@ -169,6 +169,8 @@ class TrainOptions(TypedDict, total=False):
     min_lr: float
     mixing: str
     momentum: float
+    muon_momentum: float
+    no_decay: str | Sequence[str]
     num_classes: int
     num_workers: int
     optimizer: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from typing import cast
 
 from lamina.command_line import COMMANDS, load
 from lamina.config.tool_options import CompletionConfig
@@ -43,7 +44,7 @@ def run(config: CompletionConfig) -> None:
 
 def _options() -> Iterator[tuple[str, list[Leaf]]]:
     for name, command in COMMANDS.items():
-        yield name, [leaf for leaf in unique_leaves(load(command.config)) if not leaf.info.positional]
+        yield name, [leaf for leaf in unique_leaves(cast(type, load(command.config))) if not leaf.info.positional]
 
 
 def _groups() -> dict[str, list[str]]:
