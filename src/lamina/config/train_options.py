@@ -210,8 +210,8 @@ class TrainConfig:
     kind: TaskKind = variant("task", "what to learn", register.task, default="")
     arch: str = flag("transformer", "preset that gives the model's defaults", aliases=("-a",),
                      choices=register.arch, metavar="NAME")
-    config: str | None = flag(None, "recipe: a YAML file of `flag: value` lines, or with them under `train:`; flags given here "
-                                    "win over it",
+    config: str | None = flag(None, "recipe: a YAML file of `flag: value` lines, or with them under `train:`; or the name of "
+                                    "one that comes with Lamina (`lamina recipe list`); flags given here win over it",
                               metavar="FILE")
     print_config: bool = flag(False, "print the resolved configuration, in the form of a recipe, and stop")
     seed: int = flag(1, "fixes the initial weights, the order of the data and dropout")
