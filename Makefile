@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 # A CPU build of torch is enough for tests and the demo. If this version cannot be had, pip takes what pyproject allows.
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo test chaos fuzz lint docs bench clean
+.PHONY: help demo test test-all chaos fuzz lint docs bench clean
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,13 @@ WORKERS ?= 2
 test: $(VENV)/.installed  ## run the tests, two files at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
+$(VENV)/.extras: $(VENV)/.installed
+	$(BIN)/pip install --quiet -e '.[browser]'
+	touch $@
+
+test-all: $(VENV)/.extras  ## also run what needs a browser or a notebook kernel; what is missing skips with its reason
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "extra or not extra" -rs
+
 chaos: $(VENV)/.installed  ## kill, damage, starve and signal training runs by the hundred (half an hour on two cores)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/chaos.py
 
@@ -47,7 +54,7 @@ $(VENV)/.site: $(VENV)/.installed
 
 docs: $(VENV)/.site  ## write the generated pages of docs/ and build the site in build/site
 	$(BIN)/python tools/write_docs.py docs
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # Small models and little data, to see that all works; docs/performance.md has the commands whose figures mean something.
 QUICK := --max-tokens 512 --vocabulary 2000 --pairs 4000 --seconds 1

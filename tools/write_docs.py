@@ -20,7 +20,7 @@ NOTE = "<!-- Written by `make docs` from the configuration classes: change those
 OPTIONS_INTRODUCTION = """\
 # Options
 
-Every option of every command, by topic. `lamina COMMAND --help` shows the same.
+Every option of every command, by topic. `lamina COMMAND --help-all` shows the same.
 
 - An option may be written with `-` or `_` inside its name.
 - A switch that is on is turned off with `--no-NAME`, and one that is off is turned on with `--NAME`.
@@ -351,8 +351,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    # A bare <unk> would be taken for an HTML tag and vanish.
-    return re.sub(r"(?<!`)<(\w+)>", r"`<\1>`", text).replace("|", "\\|")
+    # A bare <unk> or </s> would be taken for an HTML tag and vanish.
+    return re.sub(r"(?<!`)<(/?\w+)>", r"`<\1>`", text).replace("|", "\\|")
 
 
 def write_pages(folder: Path) -> list[Path]:

@@ -76,7 +76,8 @@ def overview(group: str = "") -> str:
     width = max(map(len, chosen))
     rows = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in chosen.items())
     return (f"usage: lamina {group or 'COMMAND '}...\n\nDeep, fused and prunable Transformers.\n\n{rows}\n\n"
-            "`lamina COMMAND --help` explains a command's options; `lamina --version` prints the version.")
+            "`lamina COMMAND --help` shows a command's options, `--help WORD` searches them, `--help-all` lists them all.\n"
+            "`lamina --version` prints the version.")
 
 
 def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -139,7 +140,8 @@ def execute(words: list[str]) -> int:
     if words[1:] in ([], ["-h"], ["--help"]) and any(name.startswith(group) for name in COMMANDS):
         print(overview(group))
         return 0
-    from lamina.config.parser import parse, resolve
+    from lamina.config.command_help import wanted_help
+    from lamina.config.parser import help_text, parse, resolve
     from lamina.plug_ins import import_paths, load_installed, missing_notice, paths_in
 
     if words[0].replace("_", "-").startswith("--local-rank=") and len(words) > 1:
@@ -150,8 +152,12 @@ def execute(words: list[str]) -> int:
     load_installed(say)
     missing = import_paths(paths_in(rest), say)
     config_class: type = load(command.config)  # type: ignore[assignment]
+    about = command.help[0].upper() + command.help[1:] + "."
+    if (wanted := wanted_help(rest)) is not None:
+        print(help_text(f"lamina {name}", config_class, about, wanted, rest), end="")
+        return 0
     try:
-        given, notices = parse(f"lamina {name}", config_class, command.help[0].upper() + command.help[1:] + ".", rest)
+        given, notices = parse(f"lamina {name}", config_class, about, rest)
         config: object = resolve(config_class, given)
     except ConfigError as error:
         raise ConfigError(f"{error} (--user-dir {', '.join(missing)} does not exist.)") if missing else error from None

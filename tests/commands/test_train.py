@@ -624,7 +624,7 @@ def test_no_rank_leaves_before_the_state_is_on_disk(data, tmp_path, monkeypatch)
     monkeypatch.setattr(run_module.Keeper, "finish", lambda keeper: [real_finish(keeper), events.append("on disk")][0])
     monkeypatch.setattr(run_module.Updater, "update", lambda *words: [os.kill(os.getpid(), signal.SIGTERM),
                                                                      real_update(*words)][1])
-    assert train(data, tmp_path, "--async-save") == 128 + signal.SIGTERM
+    assert train(data, tmp_path) == 128 + signal.SIGTERM
     assert events[-2:] == ["on disk", "meet"]
 
 
@@ -643,6 +643,7 @@ def test_sigusr1_saves_and_goes_on(data, tmp_path, monkeypatch, update):
 
     def save_and_copy(self, **options):
         real_save(self, **options)
+        self.keeper.settle()
         saved.append(shutil.copytree(tmp_path / "parts", tmp_path / "copy"))
 
     with monkeypatch.context() as patch:
@@ -707,7 +708,7 @@ def test_a_full_disk_for_a_while_costs_nothing(data, tmp_path, capsys, monkeypat
 
 def test_saving_in_the_background_changes_nothing(data, tmp_path):
     flags = ["--dropout", "0.2", "--save-interval-updates", "2", "--keep-interval-updates", "2", "--max-epoch", "2"]
-    for name, how in (("a", []), ("b", ["--async-save"])):
+    for name, how in (("a", ["--no-async-save"]), ("b", [])):
         assert train(data, tmp_path / name, *flags, *how) == 0
     assert sorted(os.listdir(tmp_path / "a")) == sorted(os.listdir(tmp_path / "b"))
     for name in os.listdir(tmp_path / "a"):

@@ -1,5 +1,6 @@
 """The command line: the references' hard cases, recipes, help."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -9,10 +10,11 @@ import yaml
 
 from lamina.cli import main
 from lamina.command_line import COMMANDS, load
+from lamina.config.command_help import EVERYDAY
 from lamina.config.parser import parse, resolve, spelled_out
 from lamina.config.train_options import TrainConfig
 from lamina.errors import ConfigError
-from lamina.fields import flatten
+from lamina.fields import flatten, unique_leaves
 from lamina.registry import register
 
 
@@ -185,18 +187,56 @@ def test_presets_match_the_published_architectures():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_teaches(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main([command, "--help"])
-    assert stop.value.code == 0
+    assert main([command, "--help-all"]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: lamina {command}")
     # Some have none to tell.
-    assert "default: " in text or command in ("convert", "recipe list", "recipe prepare", "recipe table")
+    assert "default: " in text or command in ("convert", "fold", "recipe list", "recipe prepare", "recipe table")
+
+
+def test_help_shows_what_people_use_and_says_how_to_see_the_rest(capsys):
+    assert main(["train", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--max-tokens" in shown
+    assert "ta-dropconnect" not in shown
+    assert "--mask-prob" not in shown, "of another task"
+    assert re.search(r"\d+ more: `lamina train --help\s+WORD` searches\s+them", shown)
+    assert main(["train", "--task", "masked_lm", "-h"]) == 0
+    shown = capsys.readouterr().out
+    assert "--mask-prob" in shown
+    assert "--source-lang" not in shown
+
+
+@pytest.mark.parametrize("word", ["dropconnect", "DropConnect", "ta_dropconnect"])
+def test_help_finds_options_by_a_word(word, capsys):
+    assert main(["train", "--help", word]) == 0
+    shown = capsys.readouterr().out
+    assert "--[no-]ta-dropconnect" in shown
+    assert "--max-tokens" not in shown
+
+
+def test_help_about_an_unknown_word_says_so(capsys):
+    assert main(["train", "--help", "wamup"]) == 0
+    assert "No option of `lamina train` has 'wamup'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", EVERYDAY)
+def test_everyday_options_exist(command):
+    names = {leaf.name for leaf in unique_leaves(load(COMMANDS[command].config))}
+    assert set(EVERYDAY[command].split()) <= names
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_help_fits_the_terminal(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["train", "--help-all"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line) for line in lines if "{" not in line and "--" not in line) <= columns
 
 
 def test_help_does_not_import_torch():
     code = ("import sys; from lamina.cli import main\n"
-            "try: main(['train', '--help'])\nexcept SystemExit: pass\n"
+            "main(['train', '--help'])\n"
             "assert not {'torch', 'numpy', 'yaml', 'rich'} & set(sys.modules), 'heavy imports'")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

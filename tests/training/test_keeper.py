@@ -3,21 +3,23 @@
 import os
 import socket
 import threading
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 
 import lamina.training.keeper as keeper_module
-from lamina.checkpoint.format import Checkpoint, load_checkpoint
+from lamina.checkpoint.format import Checkpoint, load_checkpoint, save_checkpoint
 from lamina.config.train_options import SavingConfig
 from lamina.errors import CheckpointError
-from lamina.training.keeper import MAX_FAILURES_IN_A_ROW, Keeper, earlier_checkpoints
+from lamina.training.host_copy import HostCopier
+from lamina.training.keeper import MAX_FAILURES_IN_A_ROW, MAX_WAITING, Keeper, earlier_checkpoints
 
 
 @pytest.fixture
 def written(monkeypatch):
-    """Saving writes a line instead of a model."""
+    """Saving writes a line instead of a model, at once."""
     def save(path, content):
         path.parent.mkdir(exist_ok=True)
         path.write_text(str(content))
@@ -31,7 +33,7 @@ def save(keeper, epoch, updates, is_epoch_end, best_at=()):
 
 
 def save_all(tmp_path, best_at=(), num_epochs=3, updates_an_epoch=4, **config):
-    keeper = Keeper(SavingConfig(save_dir=str(tmp_path / "out"), **config))
+    keeper = Keeper(SavingConfig(save_dir=str(tmp_path / "out"), is_async=False, **config))
     updates = 0
     for epoch in range(1, num_epochs + 1):
         for _ in range(updates_an_epoch):
@@ -96,7 +98,7 @@ def test_a_failure_is_noted_and_the_third_in_a_row_is_an_error(tmp_path, monkeyp
         path.write_text(content)
 
     monkeypatch.setattr(keeper_module, "save_checkpoint", save_or_fail)
-    keeper = Keeper(SavingConfig(save_dir=str(tmp_path)), notes.append)
+    keeper = Keeper(SavingConfig(save_dir=str(tmp_path), is_async=False), notes.append)
     keeper.save("1", ["checkpoint_last.pt"])
     assert len(notes) == 1
     assert "No space left on device. Training goes on" in notes[0]
@@ -118,62 +120,139 @@ def tensors(value):
                       training={"optimizer": {"exp_avg": {"w": torch.full((3,), -value)}}})
 
 
-def test_saving_in_the_background_writes_the_state_as_it_was(tmp_path, monkeypatch):
-    may_write, threads = threading.Event(), []
-    real = keeper_module.save_checkpoint
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """Nothing is written before somebody says so; then files are, and listed."""
+    real, may_write = keeper_module.save_checkpoint, threading.Event()
+    may_write.written, may_write.threads = [], set()
 
     def wait_and_save(path, checkpoint):
-        threads.append(threading.current_thread())
+        may_write.threads.add(threading.current_thread())
         assert may_write.wait(10)
         real(path, checkpoint)
+        may_write.written.append((path.name, checkpoint.weights["w"][0].item()))
 
     monkeypatch.setattr(keeper_module, "save_checkpoint", wait_and_save)
-    keeper = Keeper(SavingConfig(save_dir=str(tmp_path), is_async=True, keep_last_epochs=1))
-    real(tmp_path / "checkpoint1.pt", tensors(0.0))
+    yield may_write
+    may_write.set()
+
+
+def held(keeper):
+    """Until the thread has taken up the first state, so that the next ones wait."""
+    while keeper._waiting:
+        time.sleep(0.001)
+
+
+def test_saving_in_the_background_is_the_default_and_writes_the_state_as_it_was(tmp_path, slow_disk):
+    keeper = Keeper(SavingConfig(save_dir=str(tmp_path), keep_last_epochs=1))
+    save_checkpoint(tmp_path / "checkpoint1.pt", tensors(0.0))
     state = tensors(1.0)
     keeper.save(state, ["checkpoint2.pt", "checkpoint_last.pt"])
     state.weights["w"].fill_(9.0)  # training goes on
     state.training["optimizer"]["exp_avg"]["w"].fill_(9.0)
     assert os.listdir(tmp_path) == ["checkpoint1.pt"]  # nothing goes before the new one is there
-    may_write.set()
+    slow_disk.set()
     keeper.save(tensors(2.0), ["checkpoint_last.pt"])
     keeper.finish()
     assert sorted(os.listdir(tmp_path)) == ["checkpoint2.pt", "checkpoint_last.pt"]
     assert load_checkpoint(tmp_path / "checkpoint2.pt").weights["w"].tolist() == [1.0] * 3
     assert load_checkpoint(tmp_path / "checkpoint2.pt").training["optimizer"]["exp_avg"]["w"].tolist() == [-1.0] * 3
     assert load_checkpoint(tmp_path / "checkpoint_last.pt").weights["w"].tolist() == [2.0] * 3
-    assert threading.main_thread() not in threads
-    assert len(set(threads)) == 1  # never two at once
+    assert threading.main_thread() not in slow_disk.threads
+    assert len(slow_disk.threads) == 1  # never two at once
 
 
-def test_what_a_newer_checkpoint_replaces_is_not_waited_for(tmp_path, monkeypatch):
-    may_write, written = threading.Event(), []
-
-    def wait_and_save(path, checkpoint):
-        assert may_write.wait(10)
-        written.append((path.name, checkpoint.weights["w"][0].item()))
-
-    monkeypatch.setattr(keeper_module, "save_checkpoint", wait_and_save)
-    keeper = Keeper(SavingConfig(save_dir=str(tmp_path), is_async=True))
-    keeper.save(tensors(1.0), ["checkpoint_last.pt"], can_be_left_out=True)
-    keeper.save(tensors(2.0), ["checkpoint_last.pt"], can_be_left_out=True)
-    may_write.set()
+def test_a_state_that_waits_gives_its_names_to_a_newer_one_and_numbered_ones_stay(tmp_path, slow_disk):
+    keeper = Keeper(SavingConfig(save_dir=str(tmp_path)))
+    keeper.save(tensors(1.0), ["checkpoint_best.pt", "checkpoint_last.pt"])
+    held(keeper)
+    keeper.save(tensors(2.0), ["checkpoint_best.pt", "checkpoint_last.pt"])
     keeper.save(tensors(3.0), ["checkpoint_last.pt"])
+    keeper.save(tensors(4.0), ["checkpoint_last.pt"])
+    keeper.save(tensors(5.0), ["checkpoint_best.pt", "checkpoint_last.pt"])
+    keeper.save(tensors(6.0), ["checkpoint2.pt", "checkpoint_last.pt"])
+    slow_disk.set()
     keeper.finish()
-    keeper.save(tensors(4.0), ["checkpoint_last.pt"], can_be_left_out=True)  # nothing is in its way
+    keeper.save(tensors(7.0), ["checkpoint3.pt", "checkpoint_last.pt"])
     keeper.finish()
-    assert written == [("checkpoint_last.pt", value) for value in (1.0, 3.0, 4.0)]
+    assert slow_disk.written == [("checkpoint_best.pt", 1.0), ("checkpoint_best.pt", 5.0), ("checkpoint2.pt", 6.0),
+                                 ("checkpoint3.pt", 7.0)]
+    found = {name: load_checkpoint(tmp_path / name).weights["w"][0].item() for name in sorted(os.listdir(tmp_path))}
+    assert found == {"checkpoint2.pt": 6.0, "checkpoint3.pt": 7.0, "checkpoint_best.pt": 5.0, "checkpoint_last.pt": 7.0}
 
 
-def test_a_failure_in_the_background_surfaces(tmp_path, monkeypatch):
+def test_numbered_states_that_come_faster_than_the_disk_takes_them_wait_and_the_memory_has_an_end(tmp_path, slow_disk):
+    keeper = Keeper(SavingConfig(save_dir=str(tmp_path)))
+    copies = keeper._copier.copy
+    addresses = set()
+
+    def copy(checkpoint):
+        made = copies(checkpoint)
+        addresses.add(made.buffers[0].data_ptr())
+        return made
+
+    keeper._copier.copy = copy
+    threading.Timer(0.2, slow_disk.set).start()
+    for epoch in range(1, 10):
+        if epoch == MAX_WAITING + 3:
+            assert slow_disk.is_set()  # until then, nobody has waited
+        keeper.save(tensors(float(epoch)), [f"checkpoint{epoch}.pt", "checkpoint_last.pt"])
+    keeper.finish()
+    assert len(os.listdir(tmp_path)) == 10
+    assert {load_checkpoint(tmp_path / f"checkpoint{epoch}.pt").weights["w"][0].item() for epoch in range(1, 10)} == \
+        set(map(float, range(1, 10)))
+    assert len(addresses) <= 2 + MAX_WAITING
+
+
+def test_whatever_ends_a_run_waits_for_what_is_to_be_written(tmp_path, slow_disk):
+    def run():
+        with Keeper(SavingConfig(save_dir=str(tmp_path))) as keeper:
+            keeper.save(tensors(1.0), ["checkpoint1.pt", "checkpoint_last.pt"])
+            keeper.save(tensors(2.0), ["checkpoint_last.pt"])
+            raise ValueError("the run fails")
+
+    threading.Timer(0.1, slow_disk.set).start()
+    with pytest.raises(ValueError, match="the run fails"):
+        run()
+    assert load_checkpoint(tmp_path / "checkpoint_last.pt").weights["w"].tolist() == [2.0] * 3
+
+
+def test_copies_keep_what_is_shared_and_use_their_memory_again():
+    flat = torch.arange(6.0)
+    state = replace(tensors(0.0), weights={"a": flat[:4].view(2, 2), "b": flat[4:]}, training={"step": torch.tensor(3)})
+    copier = HostCopier()
+    first = copier.copy(state)
+    assert first.checkpoint.weights["a"].tolist() == [[0.0, 1.0], [2.0, 3.0]]
+    assert first.checkpoint.weights["b"].tolist() == [4.0, 5.0]
+    assert first.checkpoint.training["step"].item() == 3
+    assert len(first.buffers) == 2
+    addresses = [buffer.data_ptr() for buffer in first.buffers]
+    second = copier.copy(state)
+    assert [buffer.data_ptr() for buffer in second.buffers] != addresses
+    copier.give_back(first)
+    flat.fill_(7.0)
+    third = copier.copy(state)
+    assert [buffer.data_ptr() for buffer in third.buffers] == addresses
+    assert third.checkpoint.weights["b"].tolist() == [7.0, 7.0]
+    assert second.checkpoint.weights["b"].tolist() == [4.0, 5.0]
+
+
+def test_failures_in_the_background_surface(tmp_path, monkeypatch):
     def fail(path, checkpoint):
         raise CheckpointError("No space left on device.")
 
     monkeypatch.setattr(keeper_module, "save_checkpoint", fail)
-    keeper = Keeper(SavingConfig(save_dir=str(tmp_path), is_async=True))
+    notes = []
+    keeper = Keeper(SavingConfig(save_dir=str(tmp_path)), notes.append)
     keeper.save(tensors(1.0), ["checkpoint_last.pt"])
     with pytest.raises(CheckpointError, match=r"No space left .* not saved"):
         keeper.finish()
+    keeper.save(tensors(2.0), ["checkpoint_last.pt"])
+    keeper.settle()
+    assert len(notes) == 2
+    keeper.save(tensors(3.0), ["checkpoint_last.pt"])
+    with pytest.raises(CheckpointError, match=f"the last of {MAX_FAILURES_IN_A_ROW} attempts in a row"):
+        keeper.settle()
 
 
 def test_earlier_checkpoints_of_a_run(tmp_path):
@@ -192,7 +271,8 @@ def test_another_runs_checkpoints_stay(tmp_path):
     def write(run, updates):
         return replace(tensors(float(updates)), training={"run": run, "progress": {"updates": updates}})
 
-    flags = {"save_dir": str(tmp_path), "interval_updates": 5, "keep_interval_updates": 2, "has_epochs": False}
+    flags = {"save_dir": str(tmp_path), "interval_updates": 5, "keep_interval_updates": 2, "has_epochs": False,
+             "is_async": False}
     for run, last in ((one, 40), (other, 20)):
         notes = []
         keeper = Keeper(SavingConfig(**flags), notes.append, run)

@@ -46,6 +46,16 @@ def test_splitting_a_batch_changes_nothing():
     assert (one.num_tokens, one.num_sentences) == (two.num_tokens, two.num_sentences) == (48, 8)
 
 
+def test_whoever_copies_the_state_is_told_before_it_changes():
+    updater, seen = new_updater(), []
+    before = updater.weights.master.clone()
+    updater.before_step = lambda: seen.append(updater.weights.master.clone())
+    updater.update([batch_of(slice(0, 8))], 0.1, seed=1)
+    assert len(seen) == 1
+    assert torch.equal(seen[0], before)
+    assert not torch.equal(updater.weights.master, before)
+
+
 @pytest.mark.parametrize(("is_sentence_avg", "denominator"), [(False, 48), (True, 8)])
 def test_step_is_the_mean_gradient_over_tokens_or_sentences(is_sentence_avg, denominator):
     updater, reference, batch = new_updater(replace(SGD, sentence_avg=is_sentence_avg)), tiny_model(), batch_of(slice(0, 8))

@@ -47,7 +47,7 @@ class LanguageModel:
                  max_tokens: int | None = None, batch_size: int | None = None, seed: int = 1, first_number: int = 0,
                  remove_bpe: str | None = None, too_long: TooLong = "truncate",
                  warn: Callable[[str], object] | None = None, **options: Any) -> list[Translation]:
-        """A text for each prompt, in order: the prompt and what follows it, up to </s>.
+        """A text for each prompt, in order: the prompt and what follows it, up to `</s>`.
 
         How to search is said by `search`, or by the options of `lamina interactive`, as flags or as SearchConfig's fields:
         `sampling=True, sampling_topp=0.9, max_len_b=50`. Lengths count what follows the prompt; scores count all of the
@@ -99,7 +99,7 @@ class LanguageModel:
               too_long: TooLong = "truncate", warn: Callable[[str], object] | None = None) -> list[Score]:
         """The log-probability of each token of each text, given those before it in the text; several models by their mean.
 
-        Where a text is too long and `too_long` is "skip", the score has no tokens but </s>, at -inf.
+        Where a text is too long and `too_long` is "skip", the score has no tokens but `</s>`, at -inf.
         """
         if isinstance(texts, str):
             raise ConfigError("score() takes a list of texts, not one string. Write score([text]).")
@@ -118,7 +118,7 @@ class LanguageModel:
         return results
 
     def encode(self, line: str) -> np.ndarray:
-        """Ids, </s> last."""
+        """Ids, `</s>` last."""
         return self.vocabulary.encode(self.subword.encode(line))
 
     def _fitted_prompt(self, ids: np.ndarray, config: SearchConfig, number: int, too_long: TooLong,

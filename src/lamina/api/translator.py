@@ -196,7 +196,7 @@ class Translator:
               first_number: int = 0) -> list[Score]:
         """The log-probability of each given translation, and of each of its tokens; several models count by their mean.
 
-        Where a side is too long and `too_long` is "skip", the score has no tokens but </s>, at -inf.
+        Where a side is too long and `too_long` is "skip", the score has no tokens but `</s>`, at -inf.
         """
         sides = [(self.encode_source(source), self.encode_target(target)) for source, target in pairs]
         limits = {"source": self.max_source_positions, "target": self.max_target_positions}
@@ -215,7 +215,7 @@ class Translator:
         return results
 
     def encode_source(self, line: str) -> np.ndarray:
-        """Ids, </s> last."""
+        """Ids, `</s>` last."""
         return self.vocabularies[0].encode(self.subwords[0].encode(line))
 
     def encode_target(self, line: str) -> np.ndarray:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any, NoReturn, TypeVar
 
+from lamina.config.command_help import Wanted, shown_options
 from lamina.config.fairseq_options import REFUSED_VALUES, Retired, retired_for
 from lamina.config.presets import preset_values
 from lamina.config.yaml_file import flag_words, read_mapping
@@ -36,6 +38,10 @@ from lamina.registry import register, version
 T = TypeVar("T")
 
 
+WIDEST = 120  # of a line of help
+WIDEST_CHOICES = 60  # of a flag's choices in braces
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         name = re.match(r"argument ([^:/ ]+).*: expected one argument$", message)
@@ -45,7 +51,9 @@ class _Parser(argparse.ArgumentParser):
 
 class _Formatter(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=110)
+        # The terminal's own width; beyond a point, longer lines are harder to read.
+        columns = shutil.get_terminal_size((100, 24)).columns
+        super().__init__(prog, max_help_position=34, width=max(60, min(columns, WIDEST) - 2))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not isinstance(action, argparse.BooleanOptionalAction):
@@ -59,15 +67,24 @@ class _Formatter(argparse.HelpFormatter):
         return f"usage: {self._prog} {positionals} [options]\n\n".replace("  ", " ")
 
 
-def make_parser(prog: str, cls: type, description: str, epilog: str = "") -> argparse.ArgumentParser:
+def make_parser(prog: str, cls: type, description: str, epilog: str = "",
+                is_shown: Callable[[Leaf], bool] = lambda _: True, *, names_tasks: bool = True) -> argparse.ArgumentParser:
     """Every leaf of `cls` as a flag; a flag that was not given leaves no trace in the namespace."""
     parser = _Parser(prog=prog, description=description, epilog=epilog, formatter_class=_Formatter,
-                     allow_abbrev=False, argument_default=argparse.SUPPRESS)
+                     allow_abbrev=False, argument_default=argparse.SUPPRESS, add_help=False)
     groups: dict[str, Any] = {}
-    for leaf in unique_leaves(cls):
+    for leaf in filter(is_shown, unique_leaves(cls)):
         group = groups.get(leaf.group) or groups.setdefault(leaf.group, parser.add_argument_group(leaf.group))
-        _add_leaf(group, leaf, _help_text(cls, leaf))
+        _add_leaf(group, leaf, _help_text(cls, leaf, names_tasks=names_tasks))
     return parser
+
+
+def help_text(prog: str, cls: type, description: str, wanted: Wanted, words: Sequence[str]) -> str:
+    """What `--help`, `--help WORD` or `--help-all` prints."""
+    is_shown, note = shown_options(prog.removeprefix("lamina "), cls, wanted, words)
+    # Where only the options of one task are shown, none has to name it.
+    names_tasks = wanted.everything or wanted.word is not None
+    return make_parser(prog, cls, description, note, is_shown, names_tasks=names_tasks).format_help()
 
 
 def _add_leaf(group: Any, leaf: Leaf, text: str) -> None:
@@ -86,18 +103,25 @@ def _add_leaf(group: Any, leaf: Leaf, text: str) -> None:
     optional: dict[str, Any] = {} if info.bare_value is NO_VALUE else {"nargs": "?", "const": info.bare_value}
     if info.is_list:
         optional = {"nargs": "+", "action": "extend"}
-    metavar = info.metavar or ("{" + ",".join(info.choices) + "}" if info.choices else _metavar(leaf.type))
+    metavar = info.metavar or ("{" + ",".join(info.choices) + "}" if _are_few(info.choices) else _metavar(leaf.type))
+    if metavar == "TEXT" and info.choices:
+        metavar = "NAME"
     group.add_argument(*names, dest=leaf.name, metavar=metavar, help=text, **optional)
+
+
+def _are_few(choices: Collection[str] | None) -> bool:
+    """Whether they fit into a flag's own line of help; others are listed behind its meaning."""
+    return bool(choices) and len(",".join(choices or ())) <= WIDEST_CHOICES
 
 
 def _metavar(kind: Any) -> str:
     return {"a whole number": "N", "a number": "X", "text": "TEXT"}.get(describe(kind), "A,B,..")
 
 
-def _help_text(cls: type, leaf: Leaf) -> str:
+def _help_text(cls: type, leaf: Leaf, *, names_tasks: bool) -> str:
     notes = []
     kinds = [kind for other in leaves(cls) if other.name == leaf.name for _, kind in other.chosen_by]
-    if owners := [*leaf.tasks, *kinds]:
+    if owners := [*(leaf.tasks if names_tasks else ()), *kinds]:
         notes.append("for " + ", ".join(dict.fromkeys(owners)))
     if leaf.info.paper:
         notes.append(leaf.info.paper)
@@ -105,7 +129,7 @@ def _help_text(cls: type, leaf: Leaf) -> str:
     if default and leaf.default is not MISSING:
         notes.append(f"default: {default}")
     meaning = leaf.info.help
-    if leaf.info.choices and leaf.info.metavar:
+    if leaf.info.choices and (leaf.info.metavar or not _are_few(leaf.info.choices)):
         meaning += f": one of {', '.join(leaf.info.choices)}"
         if isinstance(leaf.default, tuple):
             meaning += ", or several, separated by commas"

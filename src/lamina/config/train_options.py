@@ -190,8 +190,8 @@ class SavingConfig:
     has_optimizer_state: bool = flag(True, "put the optimizer's state into checkpoints; without it they are a third the "
                                            "size and cannot be resumed exactly", name="save-optimizer-state")
 
-    is_async: bool = flag(False, "write checkpoints in the background, from a copy in the host's memory; a checkpoint_last.pt "
-                                 "that comes while one is being written is left out", name="async-save", needs="save",
+    is_async: bool = flag(True, "write checkpoints in the background, from a copy in the host's memory; a best or last one "
+                                "that still waits when a newer one comes is replaced by it", name="async-save", needs="save",
                          aliases=("save-async", "write-checkpoints-asynchronously"))
 
     def __post_init__(self) -> None:

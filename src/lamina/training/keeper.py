@@ -6,33 +6,46 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from pathlib import Path
+from threading import Condition
+from types import TracebackType
 from typing import Any, NamedTuple
-
-from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint, save_checkpoint
 from lamina.checkpoint.runs import BEFORE_RUNS, Mark, Marks, latest_run, named, read_mark
 from lamina.config.train_options import SavingConfig
 from lamina.errors import CheckpointError
 from lamina.files import part_of, remove_stale_parts, replace_durably
+from lamina.training.host_copy import HostCopier, HostCopy
 
 LAST_NAME = "checkpoint_last.pt"
 BEST_NAME = "checkpoint_best.pt"
 KEPT_NAMES = re.compile(r"checkpoint(\d+|_best|_last|_\d+_\d+)\.pt")
 # A full disk may be a neighbour's, and empty again in an hour; a run that saved nothing so often is wasting its time.
 MAX_FAILURES_IN_A_ROW = 3
+# Besides the state that is being written: a best and a last one, which newer ones replace.
+MAX_WAITING = 2
+
+
+class Waiting(NamedTuple):
+    """A state that will be written under these names, and what a person is told of it."""
+
+    copy: HostCopy
+    names: list[str]
+    what: str
 
 
 class Keeper:
     """checkpoint_last.pt, checkpoint_best.pt, checkpointEPOCH.pt and checkpoint_EPOCH_UPDATES.pt in one folder.
 
-    An old checkpoint goes when the new one is complete, never before. With --async-save a thread writes a copy of the state
-    while training goes on, one at a time. Those of another run stay: their numbers say nothing about this one's, and what
-    would be replaced gets another name.
+    An old checkpoint goes when the new one is complete, never before. A thread writes copies of the state while training goes
+    on, one at a time; --no-async-save writes them in between. Those of another run stay: their numbers say nothing about this
+    one's, and what would be replaced gets another name.
+
+    As a context manager it is left when all that waits has been written, whatever ends the run.
     """
 
     def __init__(self, config: SavingConfig, note: Callable[[str], None] = lambda _: None, run: str = BEFORE_RUNS) -> None:
@@ -42,10 +55,26 @@ class Keeper:
         self._marks = Marks()
         self.folder = Path(config.save_dir)
         self.note = note
+        self._copier = HostCopier()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="saving") if config.is_async else None
-        self._writing: Future[None] | None = None
+        self._is_writing = False
+        self._waiting: list[Waiting] = []
+        self._outcomes: list[Exception | None] = []  # of what the thread wrote, as long as nobody was told
+        self._changed = Condition()  # guards the three above
         self._num_failures = 0
         remove_stale_parts(self.folder)
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.finish()
+            return
+        self._wait_until(lambda: not self._is_writing)
+        for outcome in self._taken_outcomes():
+            if outcome is not None:  # the error that ends the run is told first, by others
+                self.note(f"warning: {outcome}")
 
     def open(self) -> None:
         """Find out before the work begins that checkpoints cannot be written, if so."""
@@ -60,32 +89,84 @@ class Keeper:
             raise CheckpointError(f"no checkpoint could be written to {self.folder}: {error.strerror or error}. Choose another "
                                   "--save-dir, or --no-save to keep nothing.") from None
 
-    def save(self, checkpoint: Checkpoint, names: Sequence[str], what: str = "", *, can_be_left_out: bool = False) -> None:
+    def save(self, checkpoint: Checkpoint, names: Sequence[str], what: str = "") -> None:
         """Write the state once, under every one of the names; `what` describes it to the person who watches.
 
-        One that can be left out, since a newer one follows, is if the one before is still being written. A save that fails
-        costs nothing that was there; the next one may succeed, and the third failure in a row is an error.
+        Names that another state still waits for are this one's now: it is newer. Numbered ones are in nobody's way. A save
+        that fails costs nothing that was there; the next one may succeed, and the third failure in a row is an error.
         """
-        is_writing = self._writing is not None and not self._writing.done()
-        if not names or (can_be_left_out and is_writing):
+        if not names:
             return
-        self._settle()
         if self._writer is None:
             self._try(lambda: self._write(checkpoint, names, what))
-        else:
-            copied = _copied(checkpoint)
-            self._writing = self._writer.submit(self._write, copied, names, what)
+            return
+        self._tell_outcomes()
+        with self._changed:
+            self._replace_waiting(names)
+            # Only numbered checkpoints that come faster than a disk takes them ever wait here: none is dropped, and the
+            # host's memory has an end.
+            self._changed.wait_for(lambda: len(self._waiting) < MAX_WAITING)
+        copy = self._copier.copy(checkpoint)
+        with self._changed:
+            self._waiting.append(Waiting(copy, list(names), what))
+            if not self._is_writing:
+                self._is_writing = True
+                self._writer.submit(self._write_waiting)
+
+    def before_change(self) -> None:
+        """The state is about to change on its device: not before copies of it are made."""
+        self._copier.before_change()
+
+    def settle(self) -> None:
+        """Wait for what is to be written."""
+        self._wait_until(lambda: not self._is_writing)
+        self._tell_outcomes()
 
     def finish(self) -> None:
-        """Wait for what is being written; an error if the last state is not on disk."""
-        self._settle()
+        """Wait for what is to be written; an error if the last state is not on disk."""
+        self.settle()
         if self._num_failures:
             raise CheckpointError(f"{self._last_failure} The latest state of this run is not saved.")
 
-    def _settle(self) -> None:
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            self._try(writing.result)
+    def _replace_waiting(self, names: Sequence[str]) -> None:
+        for waiting in self._waiting:
+            waiting.names[:] = [name for name in waiting.names if name not in names]
+            if not waiting.names:
+                self._copier.give_back(waiting.copy)
+        self._waiting = [waiting for waiting in self._waiting if waiting.names]
+
+    def _write_waiting(self) -> None:
+        """In the thread: one state after another, until none waits."""
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._is_writing = False
+                    self._changed.notify_all()
+                    return
+                copy, names, what = self._waiting.pop(0)
+                self._changed.notify_all()
+            outcome: Exception | None = None
+            try:
+                copy.wait()
+                self._write(copy.checkpoint, names, what)
+            except Exception as error:  # told in the thread that trains
+                outcome = error
+            with self._changed:
+                self._copier.give_back(copy)
+                self._outcomes.append(outcome)
+
+    def _wait_until(self, is_so: Callable[[], bool]) -> None:
+        with self._changed:
+            self._changed.wait_for(is_so)
+
+    def _taken_outcomes(self) -> list[Exception | None]:
+        with self._changed:
+            outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def _tell_outcomes(self) -> None:
+        for outcome in self._taken_outcomes():
+            self._try(partial(_raise, outcome))
 
     def _try(self, write: Callable[[], None]) -> None:
         try:
@@ -208,12 +289,6 @@ def _publish(source: Path, name: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def _copied(checkpoint: Checkpoint) -> Checkpoint:
-    """As it is now, in the host's memory: training goes on changing its tensors."""
-    return replace(checkpoint, weights=_on_host(checkpoint.weights), training=_on_host(checkpoint.training))
-
-
-def _on_host(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _on_host(item) for key, item in value.items()}
-    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+def _raise(error: Exception | None) -> None:
+    if error is not None:
+        raise error

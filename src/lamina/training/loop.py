@@ -35,9 +35,8 @@ def update_seed(seed: int, updates: int) -> int:
 
 def train(run: Run) -> None:
     """Until a limit is reached, or a signal comes: an epoch of updates, then validation and a checkpoint."""
-    with StopWish(run.reporter.note) as wish:
+    with StopWish(run.reporter.note) as wish, run.keeper:
         _train_until_done(run, wish)
-        run.keeper.finish()
     run.watch.check_end()
     run.reporter.note(f"training stopped: {run.why_stop()}")
     run.reporter.repeat_warnings()

@@ -105,6 +105,7 @@ class Run:
         tell = self.reporter.note if ranks.is_first else lambda text: console.notice(f"rank {ranks.rank}: {text}")
         self.updater = Updater(self.model, optimization, config.precision, self.dtype, ranks, self._weights(), tell,
                                self.reporter.skip_time, criterion_of(config, self.task, self.dtype, self.device, tell))
+        self.updater.before_step = self.keeper.before_change
         if start is not None and start.is_resumed:
             self.progress = restore_training(start, self.updater, config, self.reporter.note)
         self._check_same_start()
@@ -226,19 +227,18 @@ class Run:
         self.progress.seconds = self._seconds()
         self.progress.is_check_pending = False
         names = self.keeper.names_due(epoch=epoch, updates=self.progress.updates, is_epoch_end=is_epoch_end, is_best=is_best)
-        self._save(metrics, names, epoch, is_end=bool(self.why_stop()))
+        self._save(metrics, names, epoch)
         self._last_check = (self.progress.updates, not is_epoch_end)
         self.reporter.skip_time(time.perf_counter() - started)
 
-    def _save(self, metrics: dict[str, float], names: Sequence[str], epoch: int, *, is_end: bool) -> None:
+    def _save(self, metrics: dict[str, float], names: Sequence[str], epoch: int) -> None:
         if self.watch.doubt:
             # The update before may have ruined the weights: what is on disk is better than what would replace it.
             self.reporter.note(f"no checkpoint now: {self.watch.doubt}")
             return
         checkpoint = self.checkpoint(metrics)  # to which all ranks may contribute; one writes it
         if self.ranks.is_first:
-            self.keeper.save(checkpoint, names, f" (epoch {epoch} @ {self.progress.updates} updates)",
-                             can_be_left_out=not is_end and list(names) == [LAST_NAME])
+            self.keeper.save(checkpoint, names, f" (epoch {epoch} @ {self.progress.updates} updates)")
 
     def heed(self, wish: StopWish, *, is_check_next: bool = False) -> bool:
         """Whether any rank heard a signal to stop; one to save is granted here.
@@ -260,7 +260,7 @@ class Run:
         self.progress.seconds = self._seconds()
         self.progress.is_check_pending = is_check_next
         self.watch.check_weights(self.updater.weights, self.updater.optimizer.state(), self.ranks)
-        self._save({}, [LAST_NAME], self.progress.epoch, is_end=True)
+        self._save({}, [LAST_NAME], self.progress.epoch)
         self.progress.is_check_pending = False
         self.reporter.skip_time(time.perf_counter() - started)
 
@@ -276,7 +276,7 @@ class Run:
         progress.is_check_pending = is_check_skipped
         if saving.is_on:
             self.watch.check_weights(self.updater.weights, self.updater.optimizer.state(), self.ranks)
-            self._save({}, [LAST_NAME], progress.epoch, is_end=True)
+            self._save({}, [LAST_NAME], progress.epoch)
         self.keeper.finish()
         self.ranks.sum(0)  # launchers end all ranks when one is gone: nobody leaves before the state is on disk
         number = wish.signal or signal.SIGTERM

@@ -68,6 +68,7 @@ class Updater:
                                default_window=2**14 // (optimization.update_freq[0] * ranks.size))
         self.sums = torch.zeros(2, device=device)  # of loss and nll, over the batches of an update
         self.lr, self.share = (torch.zeros((), device=device, dtype=torch.float64) for _ in range(2))
+        self.before_step: Callable[[], None] = lambda: None  # for those who still copy the state
         self._captured: CapturedPasses | None = None
         self._recorded_step: Captured[Tensor] | None = None
         self._has_stepped = False
@@ -100,6 +101,7 @@ class Updater:
         # A masked batch of very short sentences may have nothing to guess.
         self.share.fill_(1.0 / max(num_sentences if self.optimization.sentence_avg else num_tokens, 1))
         self.lr.fill_(lr)
+        self.before_step()
         return self._result(self._take_step(), num_tokens, num_sentences)
 
     def _result(self, numbers: Tensor, num_tokens: int, num_sentences: int) -> UpdateResult:
