@@ -29,7 +29,8 @@ def log_scores(side):
 
 @pytest.mark.parametrize("chunk_scores", [2**23, 3 * V], ids=["one chunk", "several"])
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
-@pytest.mark.parametrize(("student_weights", "teacher_weights"), [([1.0], [1.0]), ([0.8, 0.2], [1.0]), ([None, None], [0.7, 0.3])])
+@pytest.mark.parametrize(("student_weights", "teacher_weights"), [([1.0], [1.0]), ([0.8, 0.2], [1.0]),
+                                                                  ([None, None], [0.7, 0.3])])
 def test_it_is_the_plain_formula(student_weights, teacher_weights, temperature, chunk_scores, monkeypatch):
     monkeypatch.setitem(cross_entropy.CHUNK_SCORES, "cpu", chunk_scores)
     student, teacher = scored(1, student_weights, has_bias=True), scored(2, teacher_weights)
