@@ -29,11 +29,13 @@ from lamina.distributed.sharded import ShardedWeights
 from lamina.distributed.weights import FlatWeights
 from lamina.parts.contracts import Beginning, Criterion
 from lamina.parts.criteria import LabelSmoothedCrossEntropy, SentenceLoss
+from lamina.parts.muon import Muon
 from lamina.parts.residuals import Admin
 from lamina.parts.update_rules import Nag
 from lamina.training.layer_drop import LayerDrop
 from lamina.training.loop import update_seed
 from lamina.training.loss import batch_loss
+from lamina.training.restore import load_optimizer_, optimizer_state
 from lamina.training.update import Updater
 from tiny import FUSIONS, batch_of, tiny_config, tiny_masked_model, tiny_model
 
@@ -125,6 +127,29 @@ def _short_of_memory(max_rows: int, model: Any, own: Any, *rest: Any, **options:
     return batch_loss(model, own, *rest, **options)
 
 
+def muon_steps(ranks: Ranks, new_weights: Callable[[Any, torch.dtype, Ranks], FlatWeights], stored: Any = None,
+               num_steps: int = 3) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights and state after steps along gradients that all know; from the weights and the state of steps before."""
+    model = tiny_model().to(ranks.device)
+    weights = new_weights(model, torch.float32, ranks)
+    rule = Muon(betas=(0.9, 0.98), weight_decay=0.1, no_decay=("norms", "biases"))
+    updater = Updater(model, OptimizationConfig(optimizer=rule), PrecisionConfig(), torch.float32, ranks, weights)
+    first = 0
+    if stored is not None:
+        weights.fill_(dict(enumerate(weights.views(weights.master))), stored[0])
+        load_optimizer_(updater, stored[1], lambda note: None)
+        first = int(updater.optimizer.step)
+    for step in range(first, first + num_steps):
+        generator = torch.Generator().manual_seed(step)
+        whole = {name: torch.randn(shape, generator=generator).to(ranks.device)
+                 for name, shape in zip(weights.names, weights.shapes, strict=True)}
+        weights.fill_(dict(enumerate(weights.views(weights.grad))), whole)
+        updater.optimizer.step_(weights.grad.clone(), 0.01)
+    return ({name: value.clone() for name, value in weights.named(weights.master).items()},
+            {name: {key: item.clone() for key, item in value.items()} if isinstance(value, dict) else value.clone()
+             for name, value in optimizer_state(updater).items()})
+
+
 def replicated(model: Any, dtype: torch.dtype, ranks: Ranks) -> FlatWeights:
     return ReplicatedWeights(model, dtype, ranks, BUCKET_SIZE)
 
@@ -153,6 +178,13 @@ def _work(local: int, size: int, meeting: str, folder: str) -> None:
     with joined(config, is_on_gpu=False) as ranks:
         outcome = train_updates(WITHOUT_DROPOUT, ranks, replicated, max_rows=1 if ranks.rank == 1 else None)
         torch.save(tuple(outcome), Path(folder, f"short-replicated-{ranks.rank}.pt"))
+        begun = muon_steps(ranks, sharded)
+        torch.save(begun, Path(folder, f"muon-{ranks.rank}.pt"))
+        # What one rank began, and what these did, with the state of the first rank, which has all of it.
+        dist.barrier()
+        torch.save([muon_steps(ranks, sharded, stored) for stored in
+                    (muon_steps(ALONE, alone), torch.load(Path(folder, "muon-0.pt"), weights_only=True))],
+                   Path(folder, f"muon-resumed-{ranks.rank}.pt"))
         for name, kind in PAIRS:
             outcome = train_updates(CASES[name], ranks, KINDS[kind])
             torch.save(tuple(outcome), Path(folder, f"{name}-{kind}-{ranks.rank}.pt"))

@@ -168,6 +168,16 @@ def test_the_recipe_in_the_documents_is_one(tmp_path):
     assert not config.saving.has_epochs
 
 
+def test_the_python_of_the_documents_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {}
+    for number, block in enumerate(fenced(read(ROOT / "docs" / "python.md"), "python")):
+        exec(compile(block, f"docs/python.md, block {number + 1}", "exec"), namespace)
+    assert namespace["model"].translate("the old boat").text
+    assert repr(namespace["data"]) in read(ROOT / "docs" / "python.md")
+    assert (tmp_path / "small.pt").exists()
+
+
 # -- links, citations, versions
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import compatibility
+import write_option_types
 from lamina.command_line import COMMANDS, load
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, REFUSED_VALUES, Retired, retired_for
 from lamina.fields import Leaf, default_text, flatten, leaves, unique_leaves
@@ -371,6 +372,8 @@ if __name__ == "__main__":
     docs = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
     for path in write_pages(docs):
         print(f"| wrote {path}")
+    write_option_types.PATH.write_text(write_option_types.text(), encoding="utf-8")
+    print(f"| wrote {write_option_types.PATH.name}")
     if (docs / "results.md").exists():
         (docs / "results.md").write_text(results_page(docs), encoding="utf-8")
         print(f"| filled the tables of {docs / 'results.md'}")

@@ -1,34 +1,42 @@
 """Lamina: deep, fused and prunable Transformers.
 
     import lamina
-    lamina.load("checkpoint_best.pt").translate(["A bird sings."], beam=5)[0].text
+    data = lamina.prepare(pairs, valid=more_pairs, subword="sentencepiece", vocab_size=8000, out="data")
+    lamina.load("checkpoint_best.pt").translate("A bird sings.", beam=5).text
 
 Parts of your own are registered with `lamina.register` (docs/extending.md).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lamina.api import (
+        Attention,
+        Data,
         Filling,
         LanguageModel,
         MaskedLanguageModel,
+        ModelConfig,
         Prediction,
         Score,
+        SearchConfig,
+        States,
         Translation,
         Translator,
         load,
+        prepare,
+        save,
     )
     from lamina.registry import register
 
 __version__ = "0.1.0"
-__all__ = ["Filling", "LanguageModel", "MaskedLanguageModel", "Prediction", "Score", "Translation", "Translator",
-           "__version__", "load", "register"]
+__all__ = ["Attention", "Data", "Filling", "LanguageModel", "MaskedLanguageModel", "ModelConfig", "Prediction", "Score",
+           "SearchConfig", "States", "Translation", "Translator", "__version__", "load", "prepare", "register", "save"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "register":
         from lamina.registry import register
 
@@ -39,3 +47,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(lamina.api, name)
     raise AttributeError(f"module 'lamina' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -204,7 +204,7 @@ def test_half_precision(path):
     assert next(translator.models[0].parameters()).dtype == torch.bfloat16
     assert len(translator.translate(LINES, beam=3, **OPTIONS)) == len(LINES)
     with pytest.raises(ConfigError, match="dtype is 'int8'; it must be one of fp32, fp16, bf16"):
-        lamina.load(path, dtype="int8")
+        lamina.load(path, device="cpu", dtype="int8")
 
 
 def test_pieces_are_joined_where_asked(translator):
@@ -213,8 +213,8 @@ def test_pieces_are_joined_where_asked(translator):
 
 
 def test_misuse_is_named(translator):
-    with pytest.raises(ConfigError, match="not one string"):
-        translator.translate("a bird")
+    with pytest.raises(ConfigError, match="sentences must be text, one or a list of them; there is a int"):
+        translator.translate(["a bird", 7])
     with pytest.raises(ConfigError, match="beam and search were both given"):
         translator.translate(["a bird"], beam=2, search=SearchConfig())
     with warnings.catch_warnings():
@@ -253,9 +253,9 @@ def test_models_on_a_processor_are_packed(path):
 def test_what_cannot_be_quantized(path, monkeypatch):
     with pytest.raises(ConfigError, match="quantize is 'int4'; it must be int8"):
         lamina.load(path, device="cpu", quantize="int4")
-    with pytest.raises(ConfigError, match="is for a processor, with float32 between"):
+    with pytest.raises(ConfigError, match="is for a CPU, with float32 between"):
         lamina.load(path, device="cpu", dtype="bf16", quantize="int8")
-    monkeypatch.setattr("lamina.api.translator.can_prepack", lambda: False)
-    with pytest.raises(ConfigError, match="needs an x86 processor and a torch with oneDNN"):
+    monkeypatch.setattr("lamina.api.loading.can_prepack", lambda: False)
+    with pytest.raises(ConfigError, match="needs an x86 CPU and a torch with oneDNN"):
         lamina.load(path, device="cpu", quantize="int8")
     assert lamina.load(path, device="cpu").translate(["a bird"], beam=2, **OPTIONS)

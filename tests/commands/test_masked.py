@@ -367,8 +367,8 @@ def test_pairs_of_sentences(folder, tmp_path, capsys):
     preprocess("--trainpref", text / "train.other", "--validpref", text / "valid.other", *given)
     assert train(data, tmp_path / "out", *FINE, "--init-token", "0", "--separator-token", "2", "--max-update", "2") == 0
     model = lamina.load(tmp_path / "out" / "checkpoint_last.pt", device="cpu")
-    assert model.encode("the", "cat").tolist()[0] == 0
-    assert model.encode("the", "cat").tolist()[2:4] == [2, 2]
+    assert model.token_ids("the", "cat").tolist()[0] == 0
+    assert model.token_ids("the", "cat").tolist()[2:4] == [2, 2]
     assert model.predict("sentence_classification_head", "the cat sat .", "the dog ran .").label in ("pos", "neg")
     # Half of a pair is missing.
     write_lines(tmp_path / "short", ["the cat"])

@@ -191,7 +191,7 @@ def test_help_teaches(command, capsys):
     text = capsys.readouterr().out
     assert text.startswith(f"usage: lamina {command}")
     # Some have none to tell.
-    assert "default: " in text or command in ("convert", "fold", "recipe list", "recipe prepare", "recipe table")
+    assert re.search(r"default:\s", text) or command in ("convert", "fold", "recipe list", "recipe prepare", "recipe table")
 
 
 def test_help_shows_what_people_use_and_says_how_to_see_the_rest(capsys):
@@ -200,7 +200,7 @@ def test_help_shows_what_people_use_and_says_how_to_see_the_rest(capsys):
     assert "--max-tokens" in shown
     assert "ta-dropconnect" not in shown
     assert "--mask-prob" not in shown, "of another task"
-    assert re.search(r"\d+ more: `lamina train --help\s+WORD` searches\s+them", shown)
+    assert re.search(r"\d+ more:\s+`lamina train --help\s+WORD` searches\s+them", shown)
     assert main(["train", "--task", "masked_lm", "-h"]) == 0
     shown = capsys.readouterr().out
     assert "--mask-prob" in shown

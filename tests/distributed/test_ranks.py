@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from lamina.distributed.matrix_exchange import owners_of
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.replicated import buckets, is_skipped
 from lamina.nn.stack import ActiveLayers
-from rank_work import CASES, PAIRS, WITHOUT_DROPOUT, read, reference, run_on
+from rank_work import CASES, PAIRS, WITHOUT_DROPOUT, alone, muon_steps, read, reference, run_on
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -55,6 +56,38 @@ def test_a_rank_that_is_short_of_memory_keeps_up(outcomes):
         torch.testing.assert_close(found.numbers, expected.numbers, rtol=1e-5, atol=1e-6)
         for parameter, value in expected.weights.items():
             torch.testing.assert_close(found.weights[parameter], value, rtol=0, atol=1e-6, msg=parameter)
+
+
+def test_muon_on_shards_gives_the_bits_of_one_rank_and_resumes_on_another_number_of_them(outcomes):
+    _, folder = outcomes
+    begun = muon_steps(ALONE, alone)
+    done = muon_steps(ALONE, alone, begun)
+    whole = muon_steps(ALONE, alone, num_steps=6)
+    same_state(done, whole)
+    found = torch.load(folder / "muon-0.pt", weights_only=True)
+    same_state(found, begun)
+    for resumed in torch.load(folder / "muon-resumed-0.pt", weights_only=True):
+        same_state(resumed, whole)
+    same_state(muon_steps(ALONE, alone, found), whole)
+    assert torch.load(folder / "muon-1.pt", weights_only=True)[0] == {}  # the first rank alone writes files
+
+
+def same_state(one, other):
+    assert one[1].keys() == other[1].keys() == {"step", "momentum_buffer", "exp_avg", "exp_avg_sq"}
+    assert one[1]["step"] == other[1]["step"]
+    for ours, theirs in [(one[0], other[0]), *((one[1][name], other[1][name]) for name in one[1] if name != "step")]:
+        assert ours.keys() == theirs.keys()
+        for name, value in ours.items():
+            assert torch.equal(value, theirs[name]), name
+
+
+def test_owners_share_the_work():
+    shapes = [(64, 64)] * 8 + [(64, 256)] * 3
+    owners = owners_of(shapes, 4)
+    loads = [sum(min(shape) ** 2 * max(shape) for shape, owner in zip(shapes, owners, strict=True) if owner == rank)
+             for rank in range(4)]
+    assert max(loads) <= 1.34 * min(loads)
+    assert owners_of([(2, 2)], 4) == [0]
 
 
 def test_alone_nothing_travels():

@@ -1,4 +1,6 @@
+import copy
 import os
+import pickle
 import platform
 import subprocess
 import sys
@@ -8,7 +10,8 @@ import torch
 from torch import nn
 
 from lamina.config.model import LanguageModelConfig
-from lamina.nn.prepacked import Int8Linear, PrepackedLinear, can_prepack, prepack_
+from lamina.errors import ConfigError
+from lamina.nn.prepacked import Int8Linear, PrepackedLinear, can_prepack, is_prepacked, prepack_, unpack_
 from lamina.parts.residuals import Admin
 from tiny import FUSIONS, tiny_config, tiny_language_model, tiny_masked_model, tiny_model, tiny_pair
 
@@ -158,3 +161,75 @@ def test_packed_masked_models():
     expected = model.classify(tokens)
     prepack_(model, PrepackedLinear)
     torch.testing.assert_close(model.classify(tokens), expected, rtol=1e-5, atol=2e-5)
+
+
+PACKED_MODELS = {**{name: lambda own=own: tiny_model(tiny_config(**own)) for name, own in MODELS.items()},
+                 "adaptive": lambda: tiny_language_model(lm=LanguageModelConfig(
+                     is_adaptive=True, softmax_cutoff=(10, 20), softmax_dropout_p=0.0, input_cutoff=(10, 20), ties_weights=True,
+                     ties_projections=True)),
+                 "masked": lambda: tiny_masked_model(num_classes=3)}
+
+
+def said(model):
+    source, target = tiny_pair()
+    with torch.inference_mode():
+        return model.classify(source) if hasattr(model, "classify") else model.log_probs(
+            *((source, target) if hasattr(model, "memory") else (source,)))
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", PACKED_MODELS)
+def test_unpacking_is_the_way_back_and_shared_weights_are_shared_again(name):
+    model = PACKED_MODELS[name]()
+    expected, plain, ties = said(model), copy.deepcopy(model.state_dict()), [key for key, _ in model.named_parameters()]
+    prepack_(model, PrepackedLinear)
+    assert is_prepacked(model)
+    stored = model.state_dict()
+    assert stored.keys() == plain.keys()
+    assert all(torch.equal(stored[key], plain[key]) for key in plain)
+    unpack_(model)
+    assert not is_prepacked(model)
+    assert [key for key, _ in model.named_parameters()] == ties
+    assert torch.equal(said(model), expected)
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", [PrepackedLinear, Int8Linear])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("name", ["both", "adaptive"])
+def test_copies_are_packed_and_say_the_same(name, copied, kind):
+    model = PACKED_MODELS[name]()
+    prepack_(model, kind)
+    other = copied(model)
+    assert is_prepacked(other)
+    assert torch.equal(said(other), said(model))
+    assert len(list(other.parameters())) == len(list(model.parameters()))
+    unpack_(other)
+    torch.testing.assert_close(said(other), said(model), rtol=1e-5, atol=2e-5 if kind is PrepackedLinear else 0.4)
+
+
+@needs_kernels
+@pytest.mark.parametrize("unpacking", [
+    lambda model: model.to("cpu"), lambda model: model.double(), lambda model: model.train(),
+    lambda model: model.load_state_dict(model.state_dict())])
+def test_what_a_kernels_layout_would_not_survive_unpacks(unpacking):
+    model = tiny_model(tiny_config(**FUSIONS["both"]))
+    expected = said(model)
+    prepack_(model, PrepackedLinear)
+    unpacking(model)
+    assert not is_prepacked(model)
+    assert model.head.prepacked_output is None
+    torch.testing.assert_close(said(model.float().eval()), expected)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@needs_kernels
+def test_weights_of_packed_models_can_be_read():
+    model = tiny_model()
+    norms = {name: weight.norm().item() for name, weight in model.named_parameters()}
+    prepack_(model, PrepackedLinear)
+    assert {name: weight.norm().item() for name, weight in model.named_parameters()} == pytest.approx(norms)
+    layer = model.decoder.layers[0].ffn
+    assert next(part for part in layer.modules() if isinstance(part, PrepackedLinear)).weight.norm() > 0
+    with pytest.raises(ConfigError, match="cannot be moved or converted alone"):
+        model.decoder.to("cpu")

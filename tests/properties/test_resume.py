@@ -23,6 +23,7 @@ LANGUAGE_MODEL = ["--task", "language_modeling", "--arch", "tiny_lm", "--decoder
 RUNS = {
     "fusion, Admin and LayerDrop": [*TINY_FLAGS, *ALL_AT_ONCE],
     "accumulated": [*TINY_FLAGS, *ALL_AT_ONCE, "--update-freq", "2", "--optimizer", "nag", "--momentum", "0.9"],
+    "muon": [*TINY_FLAGS, *ALL_AT_ONCE, "--optimizer", "muon", "--weight-decay", "0.01", "--no-decay", "norms,biases"],
     "language model": LANGUAGE_MODEL,
     "masked language model": ["--task", "masked_lm", *TINY_MASKED_FLAGS, "--arch", "tiny_masked", "--max-tokens", "96",
                               "--tokens-per-sample", "16", "--encoder-layerdrop", "0.3", "--dropout", "0.2"],

@@ -59,7 +59,8 @@ def folder(tmp_path_factory):
 
 
 def train(folder, name, *flags, data="data"):
-    return main(["train", str(folder / data), *TINY_FLAGS, "--max-update", "2", "--cpu", "--save-dir", str(folder / name), *flags])
+    return main(["train", str(folder / data), *TINY_FLAGS, "--max-update", "2", "--cpu", "--save-dir", str(folder / name),
+                 *flags])
 
 
 def teacher_of(folder):
@@ -85,7 +86,7 @@ def test_teachers_that_cannot_teach_are_refused(folder, tmp_path, capsys):
     for flags, why in (
         (("--distill-from", str(other)), "was trained with the .* dictionary"),
         (("--distill-from", str(tmp_path / "none.pt")), "none.pt"),
-        ((*teacher_of(folder), "--max-source-positions", "2000"), "reads 1024 positions .--max-source-positions., and this model"),
+        ((*teacher_of(folder), "--max-source-positions", "2000"), "reads 1024 positions .--max-source-positions., and this"),
         (("--distill-weight", "0.3"), "--distill-weight has no effect without --distill-from"),
         ((*teacher_of(folder), "--distill-weight", "1.5"), r"must lie in \(0, 1\]"),
         ((*teacher_of(folder), "--distill-temperature", "0"), "must be above 0"),
@@ -97,11 +98,11 @@ def test_teachers_that_cannot_teach_are_refused(folder, tmp_path, capsys):
 
 def test_language_models_too(tmp_path, capsys):
     text = make_data(tmp_path).parent / "text"
-    assert main(["preprocess", "--only-source", "--trainpref", f"{text}/train.en", "--validpref", f"{text}/valid.en", "--destdir",
-                 str(tmp_path / "lm"), "--workers", "1"]) == 0
+    assert main(["preprocess", "--only-source", "--trainpref", f"{text}/train.en", "--validpref", f"{text}/valid.en",
+                 "--destdir", str(tmp_path / "lm"), "--workers", "1"]) == 0
     small = ["train", str(tmp_path / "lm"), "--task", "language_modeling", "--arch", "transformer_lm", "--decoder-layers", "1",
-             "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "32", "--decoder-attention-heads", "2", "--tokens-per-sample",
-             "16", "--max-tokens", "64", "--max-update", "1", "--cpu"]
+             "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "32", "--decoder-attention-heads", "2",
+             "--tokens-per-sample", "16", "--max-tokens", "64", "--max-update", "1", "--cpu"]
     assert main([*small, "--save-dir", str(tmp_path / "a")]) == 0
     taught = [*small, "--save-dir", str(tmp_path / "b"), "--distill-from", str(tmp_path / "a" / "checkpoint_last.pt")]
     assert main(taught) == 0

@@ -10,6 +10,7 @@ import torch
 from lamina.errors import CheckpointError, ConfigError
 from lamina.fields import build, flatten, variant
 from lamina.parts.contracts import Optimizer, Schedule
+from lamina.parts.muon import Muon
 from lamina.parts.rate_schedules import Cosine, Fixed, InverseSqrt, Poly, PolynomialDecay
 from lamina.parts.update_rules import Adam, Adam2, AdamW, Nag, RAdam, Sgd
 from lamina.registry import register
@@ -19,7 +20,7 @@ from lamina.training.optimizers import build_optimizer
 CONFIGS = [
     Adam(weight_decay=0.01), Adam2(betas=(0.9, 0.98)), RAdam(weight_decay=0.01),
     AdamW(weight_decay=0.01), Nag(weight_decay=0.01), Nag(momentum=0.0),
-    Sgd(weight_decay=0.01), Sgd(momentum=0.9, weight_decay=0.01), Sgd(momentum=0.9),
+    Muon(weight_decay=0.01), Sgd(weight_decay=0.01), Sgd(momentum=0.9, weight_decay=0.01), Sgd(momentum=0.9),
 ]
 every_optimizer = pytest.mark.parametrize("config", CONFIGS, ids=repr)
 YES, NO = torch.tensor(True), torch.tensor(False)
@@ -158,8 +159,8 @@ def test_the_learning_rate_may_be_a_tensor_on_any_float_type():
 def test_state_names_are_a_file_format():
     names = {name: list(start(cls()).state()) for name, cls in register.optimizer.items()}
     adam = ["step", "exp_avg", "exp_avg_sq"]
-    assert names == {"adam": adam, "adam2": adam, "radam": adam, "adamw": adam, "nag": ["step", "momentum_buffer"],
-                     "sgd": ["step"]}
+    assert names == {"adam": adam, "adam2": adam, "radam": adam, "adamw": adam, "muon": adam,
+                     "nag": ["step", "momentum_buffer"], "sgd": ["step"]}
     assert list(start(Sgd(momentum=0.9)).state()) == ["step", "momentum_buffer"]
 
 

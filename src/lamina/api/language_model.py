@@ -4,71 +4,95 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 import torch
 
-from lamina.api.outputs import (
-    Score,
-    TooLong,
-    Translation,
-    default_device,
-    fitted,
-    only_one,
-    warn_in_python,
-    warn_of_lost,
-)
+from lamina.api.loaded_model import Layers, LoadedModel, States, in_turn, texts_of
+from lamina.api.outputs import Score, TooLong, Translation, fitted, only_one, warn_in_python, warn_of_lost
 from lamina.config.search_options import SearchConfig
 from lamina.decode.batched_search import search_rows
 from lamina.decode.scoring import score_rows
 from lamina.decode.search import Search
+from lamina.decode.token_stream import stream_text
 from lamina.errors import ConfigError
 from lamina.models.decoder_only import DecoderOnly
 from lamina.text.pieces import join_pieces, warn_of_joiner
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import EOS, Vocabulary
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-class LanguageModel:
-    """One model, or several whose probabilities are averaged, with dictionary and segmentation."""
+    from lamina.api.option_types import SearchOptions
+
+
+class LanguageModel(LoadedModel[DecoderOnly]):
+    """A language model, with dictionary and segmentation. `model(prompt)` is `model.generate(prompt)`."""
 
     def __init__(self, models: Sequence[DecoderOnly], vocabularies: tuple[Vocabulary, ...], subwords: tuple[Subword, ...], *,
                  languages: tuple[str, ...] = ("text",), device: torch.device | str | None = None,
-                 dtype: torch.dtype | None = None) -> None:
-        self.device = default_device(device)
-        self.models = [model.to(device=self.device, dtype=dtype).eval() for model in models]
+                 dtype: torch.dtype | str | None = None) -> None:
+        super().__init__(models, languages, device, dtype)
         (self.vocabulary,) = vocabularies
         (self.subword,) = subwords
         (self.language,) = languages
         self.max_positions = min(model.max_target_positions for model in models)
 
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+            self, prompts: str, beam: int | None = None, *, search: SearchConfig | None = None,
+                 max_tokens: int | None = None, batch_size: int | None = None, seed: int = 1, first_number: int = 0,
+                 remove_bpe: str | None = None, too_long: TooLong = "truncate",
+                 warn: Callable[[str], object] | None = None, **options: Unpack[SearchOptions]) -> Translation: ...
+
+    @overload
     def generate(self, prompts: Iterable[str], beam: int | None = None, *, search: SearchConfig | None = None,
                  max_tokens: int | None = None, batch_size: int | None = None, seed: int = 1, first_number: int = 0,
                  remove_bpe: str | None = None, too_long: TooLong = "truncate",
-                 warn: Callable[[str], object] | None = None, **options: Any) -> list[Translation]:
-        """A text for each prompt, in order: the prompt and what follows it, up to `</s>`.
+                 warn: Callable[[str], object] | None = None, **options: Unpack[SearchOptions]) -> list[Translation]: ...
 
-        How to search is said by `search`, or by the options of `lamina interactive`, as flags or as SearchConfig's fields:
-        `sampling=True, sampling_topp=0.9, max_len_b=50`. Lengths count what follows the prompt; scores count all of the
-        text. An empty prompt lets the model begin by itself. Of a prompt that leaves no room in the model's positions the end
-        is kept, or it is skipped, and `warn` is told (Python's warnings, if left out). The other arguments are those of
-        `Translator.translate`.
+    def generate(self, prompts: str | Iterable[str], beam: int | None = None, *, search: SearchConfig | None = None,
+                 max_tokens: int | None = None, batch_size: int | None = None, seed: int = 1, first_number: int = 0,
+                 remove_bpe: str | None = None, too_long: TooLong = "truncate", warn: Callable[[str], object] | None = None,
+                 **options: Unpack[SearchOptions]) -> Translation | list[Translation]:
+        """Continue a prompt, or several: a text is the prompt and what follows it, up to `</s>`.
+
+        Lengths count what follows the prompt; scores count all of the text. An empty prompt lets the model begin.
+
+        Arguments:
+            prompts: raw text, one prompt or any number of them. Of one that leaves no room in the model's positions the end is
+                kept, or it is skipped (`too_long="skip"`), and `warn` is told.
+            beam: hypotheses kept at each step; 1 is greedy.
+            options: those of `lamina interactive`, as flags with underscores or as SearchConfig's fields:
+                `sampling=True, sampling_topp=0.9, max_len_b=50`. The other arguments are those of `Translator.translate`.
+
+        Returns:
+            One text for one prompt, a list in their order for several.
+
+        >>> model.generate("the old", beam=1, max_len_b=5).text.startswith("the old")
+        True
         """
-        if isinstance(prompts, str):
-            raise ConfigError("generate() takes a list of prompts, not one string. Write generate([prompt]).")
-        config = only_one(search, beam=beam, **options)
+        config, is_one = only_one(search, beam=beam, **options), isinstance(prompts, str)
+        with self._turn():
+            found = self._generate(texts_of(prompts, "prompts"), config, max_tokens, batch_size, seed, first_number, remove_bpe,
+                                   too_long, warn or warn_in_python)
+        return found[0] if is_one else found
+
+    def _generate(self, lines: list[str], config: SearchConfig, max_tokens: int | None, batch_size: int | None, seed: int,
+                  first_number: int, remove_bpe: str | None, too_long: TooLong,
+                  warn: Callable[[str], object]) -> list[Translation]:
         if config.constraint_order is not None:
             raise ConfigError("--constraints is for translations: a language model continues its prompt freely. Leave it out.")
-        searcher, warn = Search(self.models, config, vocabulary=self.vocabulary), warn or warn_in_python
+        searcher = Search(self.models, config, vocabulary=self.vocabulary)
         if first_number == 0:
             warn_of_joiner(remove_bpe, self.vocabulary, warn)
-        lines = list(prompts)
         results = [Translation("", 0.0, [], [], [], is_skipped=True) for _ in lines]
         rows: list[np.ndarray] = []
         places: list[int] = []
         for place, line in enumerate(lines):
-            ids = self._fitted_prompt(self.encode(line)[:-1], config, first_number + place, too_long, warn)
+            ids = self._fitted_prompt(self.token_ids(line)[:-1], config, first_number + place, too_long, warn)
             if ids is not None:
                 rows.append(ids)
                 places.append(place)
@@ -85,30 +109,85 @@ class LanguageModel:
         warn_of_lost(num_lost, len(rows), warn)
         return results
 
+    __call__ = generate
+
     def stream(self, prompts: Iterable[str], beam: int | None = None, *, buffer_size: int = 1000,
-               **options: Any) -> Iterator[Translation]:
-        """`generate`, with all its options, for any number of prompts: `buffer_size` of them are in memory at a time."""
+               search: SearchConfig | None = None, max_tokens: int | None = None, batch_size: int | None = None, seed: int = 1,
+               first_number: int = 0, remove_bpe: str | None = None, too_long: TooLong = "truncate",
+               warn: Callable[[str], object] | None = None, **options: Unpack[SearchOptions]) -> Iterator[Translation]:
+        """`generate`, with all its options, for any number of prompts: `buffer_size` of them are in memory at a time.
+
+        Returns:
+            An iterator over texts, in order.
+
+        >>> [found.text for found in model.stream(["the old"], max_len_b=5)] == [model("the old", max_len_b=5).text]
+        True
+        """
         if buffer_size < 1:
             raise ConfigError(f"--buffer-size is {buffer_size}; it must be at least 1.")
-        lines, number = iter(prompts), options.pop("first_number", 0)
+        lines, number = iter(prompts), first_number
         while buffer := list(islice(lines, buffer_size)):
-            yield from self.generate(buffer, beam, first_number=number, **options)
+            yield from self.generate(buffer, beam, search=search, max_tokens=max_tokens, batch_size=batch_size, seed=seed,
+                                     first_number=number, remove_bpe=remove_bpe, too_long=too_long, warn=warn, **options)
             number += len(buffer)
 
+    def stream_tokens(self, prompt: str, *, seed: int = 1, too_long: TooLong = "truncate",
+                      warn: Callable[[str], object] | None = None, **options: Unpack[SearchOptions]) -> Iterator[str]:
+        """The greedy text, or with `sampling=True` a random one, piece by piece while the model writes it, prompt first.
+
+        Arguments:
+            prompt: raw text.
+            seed: decides what sampling draws; that of `generate(..., beam=1)` with the same seed.
+            options: as for `generate`.
+
+        Returns:
+            An iterator over pieces of text. Put together, they are the text of `generate(prompt, beam=1)`.
+
+        >>> "".join(model.stream_tokens("the old", max_len_b=5)) == model.generate("the old", beam=1, max_len_b=5).text
+        True
+        """
+        config = only_one(None, **{**options, "beam": 1})
+        ids = self._fitted_prompt(self.token_ids(prompt)[:-1], config, 0, too_long, warn or warn_in_python)
+        if ids is None:
+            return
+        searcher = Search(self.models, config, vocabulary=self.vocabulary)
+        yield from stream_text(searcher, np.append(ids, EOS), ids, (seed, 0), self.device, self._turn,
+                               lambda own: join_pieces(self.vocabulary.decode(own), self.subword, None))
+
+    @overload
+    def score(  # type: ignore[overload-overlap]
+            self, texts: str, *, max_tokens: int | None = None, batch_size: int | None = None,
+              too_long: TooLong = "truncate", warn: Callable[[str], object] | None = None) -> Score: ...
+
+    @overload
     def score(self, texts: Iterable[str], *, max_tokens: int | None = None, batch_size: int | None = None,
-              too_long: TooLong = "truncate", warn: Callable[[str], object] | None = None) -> list[Score]:
+              too_long: TooLong = "truncate", warn: Callable[[str], object] | None = None) -> list[Score]: ...
+
+    def score(self, texts: str | Iterable[str], *, max_tokens: int | None = None, batch_size: int | None = None,
+              too_long: TooLong = "truncate", warn: Callable[[str], object] | None = None) -> Score | list[Score]:
         """The log-probability of each token of each text, given those before it in the text; several models by their mean.
 
-        Where a text is too long and `too_long` is "skip", the score has no tokens but `</s>`, at -inf.
+        Arguments:
+            texts: raw text, one or several. Of one that is too long the beginning counts; with `too_long="skip"` its score has
+                no tokens but `</s>`, at -inf.
+
+        Returns:
+            One Score for one text, a list in their order for several.
+
+        >>> len(model.score("the old boat").tokens)
+        4
         """
-        if isinstance(texts, str):
-            raise ConfigError("score() takes a list of texts, not one string. Write score([text]).")
-        lines = list(texts)
+        with self._turn():
+            found = self._score(texts_of(texts), max_tokens, batch_size, too_long, warn or warn_in_python)
+        return found[0] if isinstance(texts, str) else found
+
+    def _score(self, lines: list[str], max_tokens: int | None, batch_size: int | None, too_long: TooLong,
+               warn: Callable[[str], object]) -> list[Score]:
         results = [Score([EOS], ["</s>"], [-np.inf]) for _ in lines]
         rows: list[tuple[np.ndarray]] = []
         places: list[int] = []
         for place, line in enumerate(lines):
-            ids = fitted(self.encode(line), self.max_positions, place, too_long, warn or warn_in_python)
+            ids = fitted(self.token_ids(line), self.max_positions, place, too_long, warn)
             if ids is not None:
                 rows.append((ids,))
                 places.append(place)
@@ -117,8 +196,34 @@ class LanguageModel:
             results[places[index]] = Score(ids, [self.vocabulary.symbols[token] for token in ids], own)
         return results
 
-    def encode(self, line: str) -> np.ndarray:
-        """Ids, `</s>` last."""
+    @in_turn
+    def encode(self, texts: str | Iterable[str], layers: Layers = "last", *, batch_size: int | None = None,
+               warn: Callable[[str], object] | None = None) -> States:
+        """The model's states after reading each token of texts, as tensors on its device; `</s>` is the last token.
+
+        Arguments:
+            texts: raw text, one or several.
+            layers: as for `Translator.encode`.
+
+        Returns:
+            States: `final`, `layers` and a `mask` that is True where there is a token.
+
+        >>> model.encode("the old boat", layers=[0, 1]).layers[1].shape[:2]
+        torch.Size([1, 4])
+        """
+        rows = [fitted(self.token_ids(line), self.max_positions, number, "truncate", warn or warn_in_python)
+                for number, line in enumerate(texts_of(texts))]
+        # A text's first token is predicted from </s>; what is asked for here is what reading each token led to.
+        ids = [row for row in rows if row is not None]
+        return self._states(ids, [[self.vocabulary.symbols[token] for token in row.tolist()] for row in ids], layers,
+                            lambda model, batch: model(batch), batch_size)
+
+    def token_ids(self, line: str) -> np.ndarray:
+        """The ids of a text, `</s>` last.
+
+        >>> model.token_ids("the old boat").tolist()[-1]
+        2
+        """
         return self.vocabulary.encode(self.subword.encode(line))
 
     def _fitted_prompt(self, ids: np.ndarray, config: SearchConfig, number: int, too_long: TooLong,

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.api.outputs import default_device
+from lamina.api.loaded_model import Layers, LoadedModel, States, in_turn, texts_of
 from lamina.data.batching import length_batches, pad_rows
 from lamina.data.labelled_sentences import Frame
 from lamina.errors import ConfigError, DataError
@@ -39,28 +40,46 @@ class Prediction:
     value: float | None = None
 
 
-class MaskedLanguageModel:
-    """One model, or several whose probabilities are averaged, with dictionaries and segmentation."""
+class MaskedLanguageModel(LoadedModel[MaskedModel]):
+    """A masked language model or classifier, with its dictionaries. `model(text)` is `model.fill_mask(text)`."""
 
     def __init__(self, models: Sequence[MaskedModel], vocabularies: tuple[Vocabulary, ...], subwords: tuple[Subword, ...], *,
                  languages: tuple[str, ...] = ("text",), device: torch.device | str | None = None,
-                 dtype: torch.dtype | None = None) -> None:
-        self.device = default_device(device)
-        self.models = [model.to(device=self.device, dtype=dtype).eval() for model in models]
+                 dtype: torch.dtype | str | None = None) -> None:
+        super().__init__(models, languages, device, dtype)
         self.vocabularies = vocabularies
         self.subwords = subwords
-        self.languages = languages
         self.max_positions = min(model.max_positions for model in models)
         self._library = library_behind(vocabularies[0].symbols)
 
     # -- gaps
 
-    @torch.no_grad()
-    def fill_mask(self, text: str, topk: int = 5) -> list[Filling]:
-        """The `topk` likeliest ways to fill the one `<mask>` of a text, best first: each is one piece of the dictionary.
+    @overload
+    def fill_mask(  # type: ignore[overload-overlap]
+            self, text: str, topk: int = 5) -> list[Filling]: ...
 
-        Probabilities are those of the whole vocabulary; special symbols are no candidates.
+    @overload
+    def fill_mask(self, text: Iterable[str], topk: int = 5) -> list[list[Filling]]: ...
+
+    def fill_mask(self, text: str | Iterable[str], topk: int = 5) -> list[Filling] | list[list[Filling]]:
+        """The likeliest ways to fill the one `<mask>` of a text, best first: each is one piece of the dictionary.
+
+        Arguments:
+            text: a text with one `<mask>`, or several such texts.
+            topk: how many ways. Probabilities are those of the whole vocabulary; special symbols are no candidates.
+
+        Returns:
+            Fillings; for several texts a list of them for each.
+
+        >>> len(model.fill_mask("the <mask> boat", topk=3))
+        3
         """
+        with self._turn():
+            found = [self._fill_mask(own, topk) for own in texts_of(text)]
+        return found[0] if isinstance(text, str) else found
+
+    @torch.no_grad()
+    def _fill_mask(self, text: str, topk: int) -> list[Filling]:
         vocabulary = self.vocabularies[0]
         if topk < 1:
             raise ConfigError(f"topk is {topk}; it must be at least 1.")
@@ -80,6 +99,8 @@ class MaskedLanguageModel:
         pieces = [vocabulary.symbols[token] for token in candidates[best.indices].tolist()]
         return [Filling(self._filled(before, piece, after), piece, probability)
                 for piece, probability in zip(pieces, best.values.tolist(), strict=True)]
+
+    __call__ = fill_mask
 
     def _ids(self, text: str, *, follows_gap: bool = False) -> list[int]:
         pieces = self.subwords[0].encode(text)
@@ -108,31 +129,48 @@ class MaskedLanguageModel:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """The names of the sentence heads; none for a model that was only pretrained."""
+        """The names of the sentence heads; none for a model that was only pretrained.
+
+        >>> model.heads
+        ('sentence_classification_head',)
+        """
         return tuple(name for name in self.models[0].classifiers if all(name in model.classifiers for model in self.models))
 
     @property
     def labels(self) -> list[str]:
-        """In the order of the head's scores; none where a number is predicted."""
+        """In the order of the head's scores; none where a number is predicted.
+
+        >>> len(model.labels)
+        2
+        """
         if len(self.vocabularies) < 2 or not self.heads:
             return []
         return self.vocabularies[1].symbols[FIRST_WORD_ID:][: self._num_classes(self.heads[0])]
 
     def predict(self, head: str, text: str, text2: str | None = None) -> Prediction:
-        """What the head of this name says of a text, or of a pair of texts."""
+        """What the head of this name says of a text, or of a pair of texts.
+
+        >>> model.predict("sentence_classification_head", "the old boat").label in model.labels
+        True
+        """
         return self.predict_all(head, [text if text2 is None else (text, text2)])[0]
 
+    @in_turn
     @torch.no_grad()
     def predict_all(self, head: str, texts: Iterable[str | tuple[str, str]], *, max_tokens: int | None = None,
                     batch_size: int | None = None) -> list[Prediction]:
-        """`predict` for many texts or pairs, in batches; one prediction each, in order."""
+        """`predict` for many texts or pairs, in batches; one prediction each, in order.
+
+        >>> len(model.predict_all("sentence_classification_head", ["the old boat", "a bird"]))
+        2
+        """
         if isinstance(texts, str):
             raise ConfigError("predict_all() takes a list of texts, not one string. Write predict(head, text).")
         if head not in self.heads:
             known = f"its heads are {', '.join(self.heads)}" if self.heads else (
                 "it has none: fine-tune it first, with --task sentence_prediction")
             raise ConfigError(f"the model has no sentence head {head!r}; {known}.")
-        rows = [self.encode(*((text,) if isinstance(text, str) else text)) for text in texts]
+        rows = [self.token_ids(*((text,) if isinstance(text, str) else text)) for text in texts]
         results = [Prediction() for _ in rows]
         for indices in length_batches(rows, max_tokens, batch_size):
             tokens = torch.from_numpy(pad_rows([rows[index] for index in indices])).to(self.device)
@@ -154,8 +192,32 @@ class MaskedLanguageModel:
     def _num_classes(self, head: str) -> int:
         return self.models[0].classifiers[head].out_proj.out_features  # type: ignore[union-attr, return-value]
 
-    def encode(self, text: str, text2: str | None = None) -> np.ndarray:
-        """The ids of `<s> text </s>`, or of `<s> text </s> </s> text2 </s>`: as the sentence head was trained."""
+    @in_turn
+    def encode(self, texts: str | Iterable[str | tuple[str, str]], layers: Layers = "last", *,
+               batch_size: int | None = None) -> States:
+        """The encoder's states for texts, or pairs of them, as tensors on its device.
+
+        Arguments:
+            texts: raw text, one or several; or a list with pairs.
+            layers: as for `Translator.encode`.
+
+        Returns:
+            States: `final`, `layers` and a `mask` that is True where there is a token.
+
+        >>> model.encode(["the old boat", ("a bird", "sings")]).final.dim()
+        3
+        """
+        given: list[str | tuple[str, str]] = [texts] if isinstance(texts, str) else list(texts)
+        rows = [self.token_ids(*((text,) if isinstance(text, str) else text)) for text in given]
+        return self._states(rows, [[self.vocabularies[0].symbols[token] for token in row.tolist()] for row in rows], layers,
+                            lambda model, batch: model.encode(batch), batch_size)
+
+    def token_ids(self, text: str, text2: str | None = None) -> np.ndarray:
+        """The ids of `<s> text </s>`, or of `<s> text </s> </s> text2 </s>`: as the sentence head was trained.
+
+        >>> model.token_ids("the old boat").tolist()[-1]
+        2
+        """
         first, second = (None if own is None else np.array([*self._ids(own), EOS]) for own in (text, text2))
         assert first is not None
         return self._checked(Frame(*self.models[0].frame).join(first, second)).numpy()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lamina.config.search_options import SearchConfig
 from lamina.errors import ConfigError
@@ -16,6 +17,13 @@ from lamina.fields import build, flat_names
 from lamina.text.vocabulary import EOS
 
 TooLong = Literal["truncate", "skip"]
+OptionValue = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float] | None
+Row = dict[str, str | int | float | None]  # one line of train.jsonl
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+# As torch spells them, and its users.
+SPELLINGS = {**DTYPES, "float32": torch.float32, "float": torch.float32, "float16": torch.float16, "half": torch.float16,
+             "bfloat16": torch.bfloat16}
 
 
 @dataclass
@@ -49,14 +57,23 @@ class Score:
         return self.total / len(self.token_scores)
 
 
-def search_config(**options: Any) -> SearchConfig:
+@dataclass(frozen=True)
+class Attention:
+    """Who looks at what: a row of weights, which sum to 1, for each target token."""
+
+    weights: Tensor  # (target, source), on the CPU; of several layers (layers, target, source)
+    source: list[str]  # tokens, </s> last
+    target: list[str]  # likewise
+
+
+def search_config(**options: object) -> SearchConfig:
     """SearchConfig from its fields' and its rules' names or from flags (`lenpen`, `max_len_a`); None means the default."""
     flags = flat_names(SearchConfig)
     values = {flags.get(name, name.replace("_", "-")): value for name, value in options.items() if value is not None}
     return build(SearchConfig, values, explicit=values)
 
 
-def only_one(search: SearchConfig | None, **options: Any) -> SearchConfig:
+def only_one(search: SearchConfig | None, **options: object) -> SearchConfig:
     given = [name for name, value in options.items() if value is not None]
     if search is not None and given:
         raise ConfigError(f"{given[0]} and search were both given. Put {given[0]} into the SearchConfig, or leave search out.")
@@ -76,8 +93,38 @@ def fitted(ids: np.ndarray, limit: int, number: int, too_long: TooLong, warn: Ca
     return None if too_long == "skip" else np.append(ids[: limit - 1], EOS)
 
 
-def default_device(device: torch.device | str | None) -> torch.device:
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+def parse_device(device: torch.device | str | None) -> torch.device:
+    """What a person named, if it is there; the GPU, if there is one, where nothing was named."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError, ValueError):
+        raise ConfigError(f"device is {device!r}; it must be cpu, cuda, or a GPU by number, such as cuda:1.") from None
+    if found.type == "cuda":
+        number = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not number:
+            why = "sees no GPU" if torch.backends.cuda.is_built() else "was built without CUDA"
+            raise ConfigError(f"device is {device}, but this torch {why}. Leave device out, or write device=\"cpu\".")
+        if found.index is not None and found.index >= number:
+            known = "is 1 GPU here, cuda:0" if number == 1 else f"are {number} GPUs here, cuda:0 to cuda:{number - 1}"
+            raise ConfigError(f"device is {device}, but there {known}.")
+    elif found.type not in ("cpu", "mps"):
+        raise ConfigError(f"device is {device}; models run on cpu and cuda.")
+    return found
+
+
+def parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A precision by any of its names."""
+    if isinstance(dtype, str):
+        found = SPELLINGS.get(dtype.removeprefix("torch."))
+        if found is None:
+            raise ConfigError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}, or as torch spells them: float32, "
+                              "float16, bfloat16.")
+        return found
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ConfigError(f"dtype is {dtype!r}; it must be a floating point type, such as torch.float32 or \"bf16\".")
+    return dtype
 
 
 def writing_dtype(device: torch.device) -> torch.dtype | None:

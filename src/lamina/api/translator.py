@@ -1,162 +1,114 @@
-"""Raw text in, translations out: what the commands use and what a script imports as `lamina.load`."""
+"""Raw text in, translations out: what `lamina.load` returns for a translation model, and what the commands use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import torch
 
-from lamina.api.outputs import (
-    Score,
-    TooLong,
-    Translation,
-    default_device,
-    fitted,
-    only_one,
-    silent,
-    warn_in_python,
-    warn_of_lost,
-    writing_dtype,
-)
+from lamina.analysis.fusion_weights import FusionWeights, Gates, fusion_weights, gates, mixes_hard, source_attention
+from lamina.api.loaded_model import Layers, LoadedModel, States, in_turn, texts_of
+from lamina.api.outputs import Attention, Score, TooLong, Translation, fitted, only_one, warn_in_python, warn_of_lost
 from lamina.config.search_options import SearchConfig
-from lamina.decode.alignment import alignment_of
+from lamina.data.batching import DEFAULT_BATCH_SIZE, collate
+from lamina.data.corpus import Example
+from lamina.decode.alignment import alignment_of, attention_weights
 from lamina.decode.backtrace import Hypothesis
 from lamina.decode.batched_search import search_rows
 from lamina.decode.scoring import score_rows
 from lamina.decode.search import Search
-from lamina.errors import CheckpointError, ConfigError, DataError
-from lamina.interop.any_format import load_any
-from lamina.interop.fairseq_file import DictionaryPlaces
+from lamina.decode.token_stream import stream_text
+from lamina.errors import ConfigError, DataError
 from lamina.models.encoder_decoder import EncoderDecoder
-from lamina.nn.prepacked import Int8Linear, Prepacked, PrepackedLinear, can_prepack, prepack_
-from lamina.plug_ins import import_paths, load_installed
-from lamina.pruning.on_loading import made_ready
 from lamina.text.pieces import join_pieces, warn_of_joiner
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import EOS, PAD, UNK, Vocabulary
-from lamina.traits import WRITES
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from lamina.api.option_types import SearchOptions
 
 
-def load(path: str | Path | Sequence[str | Path], device: torch.device | str | None = None,
-         dtype: torch.dtype | str | None = None, *, encoder_layers_to_keep: str | int | Sequence[int] | None = None,
-         decoder_layers_to_keep: str | int | Sequence[int] | None = None, overrides: Mapping[str, Any] | None = None,
-         dict_dir: str | Path | Sequence[str | Path] | None = None, source_lang: str | None = None,
-         target_lang: str | None = None, quantize: str | None = None,
-         user_dir: str | Path | Sequence[str | Path] = (),
-         notice: Callable[[str], object] | None = None, say: Callable[[str], object] | None = None) -> Any:
-    """The model of a checkpoint, or an ensemble of several: a list, or `a.pt:b.pt`.
+class Translator(LoadedModel[EncoderDecoder]):
+    """A translation model, or whatever turns one text into another, with its dictionaries and segmentations.
 
-    It runs on a GPU if there is one, unless `device` says otherwise. There, models that write texts compute in float16 unless
-    `dtype` ("fp32", "bf16") says otherwise; everything else is float32.
-    `encoder_layers_to_keep` and `decoder_layers_to_keep` prune every model: a list of layers, a number of them, or text as for
-    the flags. `overrides` replaces settings of the stored models, by flag, and may hold these two; `notice` hears of those that
-    models do not have and of doubtful pruning, and `say` the line about pruning that scripts read.
-    A checkpoint of fairseq is taken as it is. Its dictionaries are looked for in `dict_dir` (a folder, or several) and beside
-    it, and its languages, where it does not say them, are `source_lang` and `target_lang`.
-    On a processor, matrices are laid out for its kernels: models are then there to be used, not to be moved, copied or saved.
-    There, `quantize="int8"` rounds the matrices of linear layers, and what they are multiplied with, to 8 bits:
-    faster, and not quite the same scores.
-    `user_dir` names files or folders that register parts of your own, as --user-dir does; a checkpoint imports nothing itself.
-    The task of the checkpoint decides what comes back: a Translator, a LanguageModel or a MaskedLanguageModel.
+    `model(text)` is `model.translate(text)`.
     """
-    load_installed(notice or warn_in_python)
-    missing = import_paths([user_dir] if isinstance(user_dir, (str, Path)) else user_dir, notice or warn_in_python)
-    if missing:
-        raise ConfigError(f"user_dir {', '.join(missing)} does not exist.")
-    paths = [Path(name) for name in (path.split(":") if isinstance(path, str) else [path] if isinstance(path, Path) else path)]
-    if not paths:
-        raise CheckpointError("there is no checkpoint to load: the list of paths is empty.")
-    if isinstance(dtype, str) and dtype not in DTYPES:
-        raise ConfigError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}.")
-    device = default_device(device)
-    dtype = DTYPES[dtype] if isinstance(dtype, str) else dtype
-    prepacking = _prepacking(quantize, device, dtype or writing_dtype(device) or torch.float32)
-    models = []
-    overrides = {"encoder-layers-to-keep": encoder_layers_to_keep, "decoder-layers-to-keep": decoder_layers_to_keep,
-                 **(overrides or {})}
-    folders = [dict_dir] if isinstance(dict_dir, (str, Path)) else dict_dir or ()
-    places = DictionaryPlaces.of(*folders, source_lang=source_lang, target_lang=target_lang)
-    for number, place in enumerate(paths):
-        # One at a time: what a checkpoint holds for training may be three times the model.
-        whole = load_any(place, places=places, notice=notice or warn_in_python, is_resumable=False)
-        checkpoint = made_ready(whole, place, overrides, notice=notice or warn_in_python, say=say or silent)
-        del whole
-        if number == 0:
-            kind, vocabularies, subwords = checkpoint.kind, checkpoint.vocabularies(), checkpoint.subword_models()
-            languages = checkpoint.languages
-        if checkpoint.kind != kind:
-            raise CheckpointError(f"{place} was trained for {checkpoint.task} and {paths[0]} for {kind.name}: no ensemble.")
-        for side, own, first in zip(checkpoint.sides, checkpoint.vocabularies(), vocabularies, strict=True):
-            if own.symbols != first.symbols:
-                raise CheckpointError(f"{place} has another {side} dictionary ({own.digest}) than {paths[0]} ({first.digest}). "
-                                      "An ensemble needs models trained on the same data folder.")
-        models.append(checkpoint.build_model())
-        if prepacking is not None:
-            prepack_(models[-1], prepacking)
-    if dtype is None and kind.has(WRITES):
-        dtype = writing_dtype(device)
-    return kind.load_api()(models, vocabularies, subwords, languages=languages, device=device, dtype=dtype)
-
-
-def _prepacking(quantize: str | None, device: torch.device, dtype: torch.dtype) -> type[Prepacked] | None:
-    """How the matrices of a model are laid out ahead, if they are."""
-    if quantize is None:
-        return PrepackedLinear if device.type == "cpu" and dtype == torch.float32 and can_prepack() else None
-    if quantize != "int8":
-        raise ConfigError(f"quantize is {quantize!r}; it must be int8, or left out.")
-    if device.type != "cpu" or dtype != torch.float32:
-        raise ConfigError("quantize='int8' is for a processor, with float32 between its products of integers. Choose "
-                          "device='cpu' and no dtype, or leave quantize out.")
-    if not can_prepack():
-        raise ConfigError("quantize='int8' needs an x86 processor and a torch with oneDNN, and this is not both. Leave it out.")
-    return Int8Linear
-
-
-class Translator:
-    """Models with their dictionaries and segmentations."""
 
     def __init__(self, models: Sequence[EncoderDecoder], vocabularies: tuple[Vocabulary, ...],
                  subwords: tuple[Subword, ...], *, languages: tuple[str, ...] = ("source", "target"),
-                 device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
-        self.device = default_device(device)
-        self.models = [model.to(device=self.device, dtype=dtype).eval() for model in models]
+                 device: torch.device | str | None = None, dtype: torch.dtype | str | None = None) -> None:
+        super().__init__(models, languages, device, dtype)
         self.vocabularies = vocabularies
         self.subwords = subwords
-        self.languages = languages
         self.max_source_positions = min(model.max_source_positions for model in models)
         self.max_target_positions = min(model.max_target_positions for model in models)
 
+    @overload
+    def translate(  # type: ignore[overload-overlap]
+            self, sentences: str, beam: int | None = None, *, search: SearchConfig | None = None,
+                  constraints: Sequence[str] | None = None, max_tokens: int | None = None, batch_size: int | None = None,
+                  seed: int = 1, first_number: int = 0, remove_bpe: str | None = None, with_alignment: bool = False,
+                  too_long: TooLong = "truncate", warn: Callable[[str], object] | None = None,
+                  **options: Unpack[SearchOptions]) -> Translation: ...
+
+    @overload
     def translate(self, sentences: Iterable[str], beam: int | None = None, *, search: SearchConfig | None = None,
-                  constraints: Iterable[Sequence[str]] | None = None,
+                  constraints: Iterable[Sequence[str]] | None = None, max_tokens: int | None = None,
+                  batch_size: int | None = None, seed: int = 1, first_number: int = 0, remove_bpe: str | None = None,
+                  with_alignment: bool = False, too_long: TooLong = "truncate",
+                  warn: Callable[[str], object] | None = None, **options: Unpack[SearchOptions]) -> list[Translation]: ...
+
+    def translate(self, sentences: str | Iterable[str], beam: int | None = None, *, search: SearchConfig | None = None,
+                  constraints: Sequence[str] | Iterable[Sequence[str]] | None = None,
                   max_tokens: int | None = None, batch_size: int | None = None, seed: int = 1, first_number: int = 0,
                   remove_bpe: str | None = None, with_alignment: bool = False, too_long: TooLong = "truncate",
-                  warn: Callable[[str], object] | None = None, **options: Any) -> list[Translation]:
-        """One translation a sentence, in order.
+                  warn: Callable[[str], object] | None = None,
+                  **options: Unpack[SearchOptions]) -> Translation | list[Translation]:
+        """Translate a sentence, or several in batches.
 
-        How to search is said by `search`, or by the options of `lamina generate`, as flags or as SearchConfig's fields:
-        `beam=5, lenpen=0.6, nbest=3`. Batches hold up to `batch_size` sentences and `max_tokens` source tokens with
-        padding. An empty line gives an empty translation without asking the model. A source longer than the model's
-        positions is cut or skipped, and `warn` is told (Python's warnings, if left out). `remove_bpe` joins pieces at a mark
-        such as "@@ ", where the checkpoint carries no subword model of its own. Sentences that are part of a longer text
-        count from `first_number` in warnings and in what sampling draws.
+        An empty line gives an empty translation without asking the model. A result does not depend on the batch it is in.
 
-        `constraints` has a list of target phrases for each sentence, in raw text like the sentences, or an empty one: the
-        translation contains them, in this order unless `constraint_order="unordered"`. A maximum length that is too short
-        for them gives way; a phrase that the dictionary does not know is an error.
+        Arguments:
+            sentences: raw text, one sentence or any number of them.
+            beam: hypotheses kept at each step; 1 is greedy search.
+            search: how to search, as a SearchConfig, in place of `beam` and the options.
+            constraints: for each sentence (of one sentence: for it) target phrases in raw text that the translation contains,
+                in this order unless `constraint_order="unordered"`. A maximum length that is too short for them gives way;
+                a phrase that the dictionary does not know is an error.
+            max_tokens, batch_size: limits of a batch, in source tokens with padding and in sentences.
+            seed: with the number of a sentence it decides what sampling draws.
+            first_number: the number of the first sentence, where these are part of a longer text.
+            remove_bpe: joins pieces at a mark such as "@@ ", where the checkpoint carries no subword model of its own.
+            with_alignment: look up which source piece each target piece attends to most.
+            too_long: what becomes of a source longer than the model's positions: "truncate" or "skip".
+            warn: hears of such lines; Python's warnings, if left out.
+            options: those of `lamina generate`, as flags with underscores or as SearchConfig's fields: `lenpen=0.6, nbest=3`.
+
+        Returns:
+            One Translation for one sentence, a list in their order for several.
+
+        >>> model.translate(["a bird", "the old boat"], beam=2, lenpen=0.6)[1].text == model.translate("the old boat", 2).text
+        True
         """
-        if isinstance(sentences, str):
-            raise ConfigError("translate() takes a list of sentences, not one string. Write translate([sentence]).")
-        searcher = Search(self.models, only_one(search, beam=beam, **options), vocabulary=self.vocabularies[1])
-        warn = warn or warn_in_python
+        config, is_one = only_one(search, beam=beam, **options), isinstance(sentences, str)
+        wanted = [constraints] if is_one and constraints is not None else constraints
+        with self._turn():
+            found = self._translate(texts_of(sentences, "sentences"), config, wanted,  # type: ignore[arg-type]
+                                    max_tokens, batch_size, seed, first_number, remove_bpe, with_alignment, too_long,
+                                    warn or warn_in_python)
+        return found[0] if is_one else found
+
+    def _translate(self, lines: list[str], config: SearchConfig, constraints: Iterable[Sequence[str]] | None,
+                   max_tokens: int | None, batch_size: int | None, seed: int, first_number: int, remove_bpe: str | None,
+                   with_alignment: bool, too_long: TooLong, warn: Callable[[str], object]) -> list[Translation]:
+        searcher = Search(self.models, config, vocabulary=self.vocabularies[1])
         if first_number == 0:  # of the parts of a longer text, the first says it for all
             warn_of_joiner(remove_bpe, self.vocabularies[1], warn)
-        lines = list(sentences)
         results = [Translation("", 0.0, [], [], []) for _ in lines]
         rows: list[np.ndarray] = []
         places: list[int] = []
@@ -179,25 +131,92 @@ class Translator:
         warn_of_lost(num_lost, len(rows), warn)
         return results
 
+    __call__ = translate
+
     def stream(self, sentences: Iterable[str], beam: int | None = None, *, buffer_size: int = 1000,
-               constraints: Iterable[Sequence[str]] | None = None, **options: Any) -> Iterator[Translation]:
-        """`translate`, with all its options, for any number of sentences: `buffer_size` of them are in memory at a time."""
+               search: SearchConfig | None = None, constraints: Iterable[Sequence[str]] | None = None,
+               max_tokens: int | None = None, batch_size: int | None = None, seed: int = 1, first_number: int = 0,
+               remove_bpe: str | None = None, with_alignment: bool = False, too_long: TooLong = "truncate",
+               warn: Callable[[str], object] | None = None, **options: Unpack[SearchOptions]) -> Iterator[Translation]:
+        """`translate`, with all its options, for any number of sentences, such as the lines of a file.
+
+        Arguments:
+            sentences: any iterable of raw text.
+            buffer_size: how many are in memory at a time.
+
+        Returns:
+            An iterator over Translations, in order.
+
+        >>> [found.text for found in model.stream(iter(["a bird"]))] == [model("a bird").text]
+        True
+        """
         if buffer_size < 1:
             raise ConfigError(f"--buffer-size is {buffer_size}; it must be at least 1.")
-        lines, number = iter(sentences), options.pop("first_number", 0)
+        lines, number = iter(sentences), first_number
         phrases = None if constraints is None else iter(constraints)
         while buffer := list(islice(lines, buffer_size)):
             own = None if phrases is None else list(islice(phrases, len(buffer)))
-            yield from self.translate(buffer, beam, first_number=number, constraints=own, **options)
+            yield from self.translate(buffer, beam, search=search, constraints=own, max_tokens=max_tokens,
+                                      batch_size=batch_size, seed=seed, first_number=number, remove_bpe=remove_bpe,
+                                      with_alignment=with_alignment, too_long=too_long, warn=warn, **options)
             number += len(buffer)
 
+    def stream_tokens(self, sentence: str, *, seed: int = 1, too_long: TooLong = "truncate",
+                      warn: Callable[[str], object] | None = None, **options: Unpack[SearchOptions]) -> Iterator[str]:
+        """The greedy translation, or with `sampling=True` a random one, piece by piece while the model writes it.
+
+        Arguments:
+            sentence: raw text.
+            seed: decides what sampling draws; that of `translate(..., beam=1)` with the same seed.
+            options: as for `translate`; a beam has no one text that only grows.
+
+        Returns:
+            An iterator over pieces of text. Put together, they are the text of `translate(sentence, beam=1)`.
+
+        >>> "".join(model.stream_tokens("a bird")) == model.translate("a bird", beam=1).text
+        True
+        """
+        config = only_one(None, **{**options, "beam": 1})
+        ids = fitted(self.encode_source(sentence), self.max_source_positions, 0, too_long, warn or warn_in_python)
+        if ids is None or len(ids) <= 1:
+            return
+        searcher = Search(self.models, config, vocabulary=self.vocabularies[1])
+        yield from stream_text(searcher, ids, None, (seed, 0), self.device, self._turn,
+                               lambda own: self.join_target(self.vocabularies[1].decode(own)))
+
+    @overload
+    def score(self, pairs: tuple[str, str], *, max_tokens: int | None = None, batch_size: int | None = None,
+              too_long: TooLong = "truncate", warn: Callable[[str], object] | None = None, first_number: int = 0) -> Score: ...
+
+    @overload
     def score(self, pairs: Iterable[tuple[str, str]], *, max_tokens: int | None = None, batch_size: int | None = None,
               too_long: TooLong = "truncate", warn: Callable[[str], object] | None = None,
-              first_number: int = 0) -> list[Score]:
+              first_number: int = 0) -> list[Score]: ...
+
+    def score(self, pairs: tuple[str, str] | Iterable[tuple[str, str]], *, max_tokens: int | None = None,
+              batch_size: int | None = None, too_long: TooLong = "truncate", warn: Callable[[str], object] | None = None,
+              first_number: int = 0) -> Score | list[Score]:
         """The log-probability of each given translation, and of each of its tokens; several models count by their mean.
 
-        Where a side is too long and `too_long` is "skip", the score has no tokens but `</s>`, at -inf.
+        Arguments:
+            pairs: a source and its translation as a tuple, or any number of such tuples.
+            max_tokens, batch_size, too_long, warn, first_number: as for `translate`. Of a pair that is skipped, the score
+                has no tokens but `</s>`, at -inf.
+
+        Returns:
+            One Score for one pair, a list in their order for several.
+
+        >>> model.score(("a bird", "BIRD A")).total < 0
+        True
         """
+        is_one = isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(side, str) for side in pairs)
+        with self._turn():
+            found = self._score([pairs] if is_one else pairs, max_tokens, batch_size, too_long,  # type: ignore[list-item,arg-type]
+                                warn, first_number)
+        return found[0] if is_one else found
+
+    def _score(self, pairs: Iterable[tuple[str, str]], max_tokens: int | None, batch_size: int | None, too_long: TooLong,
+               warn: Callable[[str], object] | None, first_number: int) -> list[Score]:
         sides = [(self.encode_source(source), self.encode_target(target)) for source, target in pairs]
         limits = {"source": self.max_source_positions, "target": self.max_target_positions}
         rows: list[tuple[np.ndarray, np.ndarray]] = []
@@ -214,11 +233,131 @@ class Translator:
             results[places[index]] = Score(ids, [self.vocabularies[1].symbols[token] for token in ids], own)
         return results
 
+    # -- inside
+
+    @in_turn
+    def encode(self, texts: str | Iterable[str], layers: Layers = "last", *, batch_size: int | None = None,
+               warn: Callable[[str], object] | None = None) -> States:
+        """What the encoder makes of texts, as tensors on the model's device.
+
+        Arguments:
+            texts: source text, one or several.
+            layers: which layers' outputs to give besides the final states: "all", "last" (none besides), a number or
+                several; 0 is the encoder's input, 1 the output of its first layer.
+            batch_size: texts at a time.
+            warn: hears of texts that are cut to the model's positions.
+
+        Returns:
+            States: `final`, `layers` and a `mask` that is True where there is a token.
+
+        >>> states = model.encode(["a bird", "the old boat sings"], layers="all")
+        >>> states.final.shape[:2] == states.mask.shape, len(states.layers), states.mask.sum(dim=1).tolist()
+        (True, 2, [3, 5])
+        """
+        lines = texts_of(texts)
+        rows = [fitted(self.encode_source(line), self.max_source_positions, number, "truncate", warn or warn_in_python)
+                for number, line in enumerate(lines)]
+        ids = [row for row in rows if row is not None]
+        symbols = self.vocabularies[0].symbols
+        return self._states(ids, [[symbols[token] for token in row.tolist()] for row in ids], layers,
+                            lambda model, batch: model.encode(batch), batch_size)
+
+    @in_turn
+    def attention(self, source: str, target: str | None = None, *, layer: int | Literal["all", "surface"] = -1) -> Attention:
+        """How much each token of a translation looks at each source token: the mean of a layer's heads.
+
+        Arguments:
+            source: a source sentence.
+            target: its translation; what the model itself says greedily, if left out.
+            layer: a decoder layer's number, from 0 or from the end; "all", for all of them; or "surface", for the head of
+                SurfaceFusion that attends to source embeddings (--surfacefusion att).
+
+        Returns:
+            Attention: `weights` (target, source), or (layers, target, source) of all, and the tokens on both sides.
+
+        >>> found = model.attention("a bird", "BIRD A")
+        >>> tuple(found.weights.shape) == (len(found.target), len(found.source))
+        True
+        """
+        model = self._only("attention")
+        source_ids = self._fitted(source, self.encode_source(source), self.max_source_positions)
+        target_ids = (np.array(self.translate(source, beam=1).ids) if target is None else
+                      self._fitted(target, self.encode_target(target), self.max_target_positions))
+        batch = collate([Example(source_ids, target_ids)], [0]).to(self.device)
+        if layer == "surface":
+            found = source_attention(model, *batch.inputs)
+            if not found.is_of_head:
+                raise ConfigError("the softmax of this model does not attend to the source; that is what --surfacefusion att "
+                                  "brings. Name a decoder layer.")
+            weights = torch.from_numpy(found.weights)
+        else:
+            depth = len(model.decoder.layers)
+            if layer != "all" and not -depth <= layer < depth:
+                raise ConfigError(f"layer is {layer}; the decoder has {depth} layers, 0 to {depth - 1}.")
+            chosen = range(depth) if layer == "all" else [layer]
+            parts: list[Any] = [model.decoder.layers[number] for number in chosen]
+            each = [attention_weights(model, part.cross_attention, *batch.inputs)[0].cpu() for part in parts]
+            weights = torch.stack(each) if layer == "all" else each[0]
+        sides = ([vocabulary.symbols[token] for token in ids.tolist()]
+                 for vocabulary, ids in zip(self.vocabularies, (source_ids, target_ids), strict=True))
+        return Attention(weights, *sides)
+
+    def fusion_weights(self) -> FusionWeights | None:
+        """How much of each encoder layer every decoder layer reads: the mix that layer fusion has learned.
+
+        Returns:
+            FusionWeights: the names of the `columns`, `shares` (decoder layers, columns) whose rows sum to 1, and the `spread`
+            over channels; None where every decoder layer reads the encoder's output and nothing else.
+
+        >>> model.fusion_weights() is None
+        True
+        """
+        return fusion_weights(self._only("fusion_weights"))
+
+    @in_turn
+    def gates(self, pairs: Iterable[tuple[str, str]], *, batch_size: int | None = None) -> Gates:
+        """The gate of hard SurfaceFusion at each target token: the weight of the decoder's own scores against the source's.
+
+        Arguments:
+            pairs: sources and their translations.
+            batch_size: pairs at a time.
+
+        Returns:
+            Gates: the ids of the `tokens`, of all pairs one behind the other, and the gate's `values` there.
+
+        >>> model.gates([("a bird", "BIRD A")])
+        Traceback (most recent call last):
+        lamina.errors.ConfigError: this model has no gate: --surfacefusion with --sf-mode hard brings one.
+        """
+        model = self._only("gates")
+        if not mixes_hard(model):
+            raise ConfigError("this model has no gate: --surfacefusion with --sf-mode hard brings one.")
+        examples = [Example(self._fitted(source, self.encode_source(source), self.max_source_positions),
+                            self._fitted(target, self.encode_target(target), self.max_target_positions))
+                    for source, target in pairs]
+        size = batch_size or DEFAULT_BATCH_SIZE
+        return gates(model, (collate(examples[start : start + size], range(start, start + size)).to(self.device)
+                             for start in range(0, len(examples), size)))
+
+    def _fitted(self, text: str, ids: np.ndarray, limit: int) -> np.ndarray:
+        if len(ids) > limit:
+            raise DataError(f"{text[:40]!r} has {len(ids)} tokens, more than the {limit} positions of the model. Shorten it.")
+        return ids
+
     def encode_source(self, line: str) -> np.ndarray:
-        """Ids, `</s>` last."""
+        """The ids of a source sentence, `</s>` last.
+
+        >>> model.encode_source("a bird").tolist()[-1]
+        2
+        """
         return self.vocabularies[0].encode(self.subwords[0].encode(line))
 
     def encode_target(self, line: str) -> np.ndarray:
+        """The ids of a target sentence, `</s>` last.
+
+        >>> model.encode_target("BIRD").tolist()[-1]
+        2
+        """
         return self.vocabularies[1].encode(self.subwords[1].encode(line))
 
     def _phrases(self, constraints: Iterable[Sequence[str]], number: int, first_number: int) -> list[list[list[int]]]:

@@ -52,8 +52,8 @@ def _continue_prompts(config: InteractiveConfig, model: LanguageModel, buffer_si
     with _open_input(config.input) as file:
         texts = model.stream(passing(_lines(file, config.input, is_typed)), buffer_size=buffer_size,
                              max_tokens=config.max_tokens, batch_size=config.max_sentences, seed=config.files.seed,
-                             remove_bpe=config.output.remove_bpe, too_long=config.too_long, warn=console.warn,
-                             search=config.search)
+                             remove_bpe=config.output.remove_bpe, search=config.search, warn=console.warn,
+                             too_long=config.too_long)  # type: ignore[arg-type]
         for number, text in enumerate(texts):
             _show(config, describer, number, model.subword.encode(waiting.popleft()), [], text)
             if not waiting:

@@ -30,8 +30,8 @@ def run(config: RescoreConfig) -> None:
     total, num_tokens, number, num_skipped = 0.0, 0, 0, 0
     with console.progress("scoring", numbers[0]) as advance:
         while buffer := list(islice(pairs, BUFFER)):
-            scores = translator.score(buffer, max_tokens=config.max_tokens, batch_size=config.max_sentences,
-                                      too_long=config.too_long, warn=console.warn,  # type: ignore[arg-type]
+            scores = translator.score(buffer, max_tokens=config.max_tokens,  # type: ignore[call-overload]
+                                      batch_size=config.max_sentences, too_long=config.too_long, warn=console.warn,
                                       first_number=number)
             for score in scores:
                 if score.ids == [EOS] and score.total == -math.inf:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any
 
 from lamina.fields import check, every, flag
 from lamina.parts.contracts import StepRule
@@ -41,14 +40,14 @@ class SearchConfig:
     cuda_graphs: bool = flag(True, "on a GPU, record a step once and replay it; off with one notice where steps ask the "
                              "processor, as with --constraints")
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, **values: object) -> None:
         """Fields by name, those of the rules among them: `SearchConfig(beam=4, no_repeat_ngram=3)`."""
         for item in fields(self):
             default = item.default if item.default_factory is MISSING else None
             if item.name not in values and item.default_factory is not MISSING:
                 default = item.default_factory()
             object.__setattr__(self, item.name, values.pop(item.name, default))
-        own: list[dict[str, Any]] = [{} for _ in self.rules]
+        own: list[dict[str, object]] = [{} for _ in self.rules]
         for name, value in values.items():
             homes = [place for place, rule in enumerate(self.rules)
                      if name in (item.name for item in fields(rule))]  # type: ignore[arg-type]

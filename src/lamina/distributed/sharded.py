@@ -7,7 +7,7 @@ nothing. What a rank keeps lies in one flat tensor, as without shards, so that o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +17,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
+from lamina.distributed.matrix_exchange import MatrixExchange, overlap, rows_of_rank
 from lamina.distributed.ranks import Ranks
-from lamina.distributed.weights import FlatWeights, starts_of
+from lamina.distributed.weights import FlatWeights, MatrixPlace, starts_of
+from lamina.nn.parameter_kinds import parameters_of
 from lamina.nn.stack import stacks_of
 
 
@@ -30,6 +32,7 @@ class ShardedWeights(FlatWeights):
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, ranks: Ranks) -> None:
         self.ranks = ranks
+        self.described = parameters_of(model)
         self.names = tuple(name for name, _ in model.named_parameters())
         self.shapes = tuple(parameter.shape for parameter in model.parameters())  # of the whole ones
         self._layers: list[Any] = [layer for stack in stacks_of(model).values() for layer in stack.layers]
@@ -51,6 +54,7 @@ class ShardedWeights(FlatWeights):
         self.grad = torch.zeros(size, device=ranks.device)
         self._master_views, self._grad_views = list(self.views(self.master)), list(self.views(self.grad))
         torch._foreach_copy_(self._master_views, self._rows)
+        self._exchange: MatrixExchange | None = None
 
     @property
     def can_begin_again(self) -> bool:
@@ -60,21 +64,33 @@ class ShardedWeights(FlatWeights):
         for start, rows in zip(self.starts, self._rows, strict=True):
             yield flat[start : start + rows.numel()].view(rows.shape)
 
-    def named(self, flat: Tensor) -> dict[str, Tensor]:
+    def whole_by_name(self, pieces: Mapping[int, Tensor]) -> dict[str, Tensor]:
         """On the host of the first rank, which writes files; all take part, and the others keep nothing."""
         whole = {}
-        for name, parameter, view in zip(self.names, self._parameters, self.views(flat), strict=True):
-            value = DTensor.from_local(view, parameter.device_mesh, parameter.placements, run_check=False,
+        for number, piece in pieces.items():
+            parameter = self._parameters[number]
+            value = DTensor.from_local(piece, parameter.device_mesh, parameter.placements, run_check=False,
                                        shape=parameter.shape, stride=parameter.stride()).full_tensor()
             if self.ranks.is_first:
-                whole[name] = value.cpu()
+                whole[self.names[number]] = value.cpu()
         return whole
 
-    def fill_(self, flat: Tensor, stored: dict[str, Tensor]) -> None:
-        for name, shape, view in zip(self.names, self.shapes, self.views(flat), strict=True):
-            if name in stored:
-                first = self.ranks.rank * -(-shape[0] // self.ranks.size)
-                view.copy_(stored[name][first : first + len(view)])
+    def fill_(self, pieces: Mapping[int, Tensor], stored: Mapping[str, Tensor]) -> None:
+        for number, piece in pieces.items():
+            if (name := self.names[number]) in stored:
+                own = rows_of_rank(self.shapes[number][0], self.ranks.rank, self.ranks.size)
+                piece.copy_(stored[name][own.start : own.stop])
+
+    def rows_of(self, place: MatrixPlace, piece: Tensor) -> Tensor:
+        held = rows_of_rank(self.shapes[place.parameter][0], self.ranks.rank, self.ranks.size)
+        own = overlap(held, place)
+        return piece[own.start - held.start : own.stop - held.start]
+
+    def transformed(self, places: Sequence[MatrixPlace], rows: Sequence[Tensor],
+                    transform: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        if self._exchange is None or self._exchange.places != list(places):
+            self._exchange = MatrixExchange(places, [shape[0] for shape in self.shapes], self.ranks)
+        return self._exchange(rows, transform)
 
     def collect_grad_(self) -> None:
         pairs = [(view, parameter.grad.to_local()) for view, parameter in zip(self._grad_views, self._parameters, strict=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from lamina.nn.parameter_kinds import Parameter, parameters_of
 from lamina.nn.stack import ActiveLayers
 
 # Each parameter starts at a multiple of this many elements, so that kernels can use their widest loads on any of them.
@@ -23,6 +25,14 @@ def starts_of(lengths: Sequence[int]) -> tuple[list[int], int]:
     return starts, size
 
 
+class MatrixPlace(NamedTuple):
+    """One matrix of those that a parameter holds."""
+
+    parameter: int  # its number
+    matrix: int  # of those that lie in it, rows below rows
+    shape: tuple[int, int]
+
+
 class FlatWeights:
     """Parameters become views of one tensor, so that an update is a few kernels however many layers there are.
 
@@ -36,6 +46,7 @@ class FlatWeights:
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32, *, accumulates: bool = True) -> None:
         """Where an update is one batch, nothing is added up, and its gradients need no float32 copy: `accumulates` is False."""
         parameters = dict(model.named_parameters())
+        self.described: Sequence[Parameter] = parameters_of(model)
         self.names = tuple(parameters)
         self.shapes = tuple(parameter.shape for parameter in parameters.values())
         self.starts, size = starts_of([parameter.numel() for parameter in parameters.values()])
@@ -65,13 +76,26 @@ class FlatWeights:
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """By parameter, as files hold it."""
-        return dict(zip(self.names, self.views(flat), strict=True))
+        return self.whole_by_name(dict(enumerate(self.views(flat))))
 
-    def fill_(self, flat: Tensor, stored: dict[str, Tensor]) -> None:
-        """The inverse of `named`; what is not stored is left alone."""
-        for name, view in self.named(flat).items():
-            if name in stored:
-                view.copy_(stored[name])
+    def whole_by_name(self, pieces: Mapping[int, Tensor]) -> dict[str, Tensor]:
+        """What this process has of some parameters, by number, made whole; all ranks ask for the same ones."""
+        return {self.names[number]: piece for number, piece in pieces.items()}
+
+    def fill_(self, pieces: Mapping[int, Tensor], stored: Mapping[str, Tensor]) -> None:
+        """The inverse of `whole_by_name`; what is not stored is left alone."""
+        for number, piece in pieces.items():
+            if self.names[number] in stored:
+                piece.copy_(stored[self.names[number]])
+
+    def rows_of(self, place: MatrixPlace, piece: Tensor) -> Tensor:
+        """The rows of a matrix among those that this process has of the parameter. (R, C)"""
+        return piece.view(-1, *place.shape)[place.matrix]
+
+    def transformed(self, places: Sequence[MatrixPlace], rows: Sequence[Tensor],
+                    transform: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """What becomes of the rows that this process has of matrices, when `transform` gets them whole (N, R, C)."""
+        return transform_by_shape(rows, transform)
 
     def collect_grad_(self) -> None:
         """Add a batch's gradients to the update's, in float32: half precision would lose the small ones of many."""
@@ -132,3 +156,15 @@ class FlatWeights:
         """Let the model compute with the masters' new values."""
         if self.is_half:
             self.compute.copy_(self.master)
+
+
+def transform_by_shape(matrices: Sequence[Tensor], transform: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """All matrices of one shape at a time, whatever their order."""
+    numbers: dict[torch.Size, list[int]] = {}
+    for number, matrix in enumerate(matrices):
+        numbers.setdefault(matrix.shape, []).append(number)
+    found = list(matrices)
+    for own in numbers.values():
+        for number, made in zip(own, transform(torch.stack([matrices[number] for number in own])).unbind(), strict=True):
+            found[number] = made
+    return found

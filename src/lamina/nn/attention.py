@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,8 @@ class Attention(nn.Module):
 
 class SelfAttention(Attention):
     """Queries, keys and values from one sequence, in one product."""
+
+    fused: ClassVar = {"in_proj": 3}
 
     def __init__(self, dim: int, num_heads: int, dropout_p: float) -> None:
         super().__init__(dim, num_heads, dropout_p)
@@ -106,6 +109,8 @@ class MemoryAttention(Attention):
 
 class CrossAttention(MemoryAttention):
     """Keys and values from one memory, in one product."""
+
+    fused: ClassVar = {"kv_proj": 2}
 
     def __init__(self, dim: int, memory_dim: int, num_heads: int, dropout_p: float) -> None:
         super().__init__(dim, num_heads, dropout_p)

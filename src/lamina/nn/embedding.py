@@ -18,6 +18,8 @@ from lamina.packed import FIRST_POSITION
 class TokenTable(nn.Module):
     """The (V, D) matrix of token vectors. Sharing embeddings means sharing this object."""
 
+    parameter_kind = "embeddings"
+
     def __init__(self, num_tokens: int, dim: int, pad_id: int | None) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_tokens, dim))

@@ -121,6 +121,7 @@ class LayerAttention(Memory):
     """
 
     reads_final = False
+    parameter_kind = "gates"
 
     def __init__(self, *, num_readers: int, num_layers: int, dim: int, is_fine_grained: bool, reads_embedding: bool,
                  embedding_has_positions: bool, reads_input: bool, embedding_norm: nn.Module | None,

@@ -178,6 +178,8 @@ def _surface_values(encoder: StackOutput, *, has_positions: bool) -> Tensor:
 class HardMix(nn.Module):
     """gate * log-softmax of the target side + (1 - gate) * that of the source side: scores, not a distribution."""
 
+    parameter_kind = "gates"
+
     def __init__(self, gate: float, dim: int) -> None:
         super().__init__()
         self.gate = gate  # 0: learned

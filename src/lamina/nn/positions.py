@@ -42,6 +42,8 @@ class SinusoidalPositions(nn.Module):
 class LearnedPositions(nn.Module):
     """One trained vector per position; the padding row takes no gradient."""
 
+    parameter_kind = "embeddings"
+
     def __init__(self, max_positions: int, dim: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_rows(max_positions), dim))

@@ -13,6 +13,7 @@ from lamina.parts import (
     keel,
     layernorm_scaling,
     mixings,
+    muon,
     position_kinds,
     rate_schedules,
     residuals,
@@ -32,6 +33,7 @@ from lamina.parts.contracts import (
     Head,
     HeadPlace,
     LayerPlace,
+    MatrixRule,
     Metric,
     MetricInputs,
     Mixing,
@@ -52,7 +54,8 @@ from lamina.parts.contracts import (
 )
 
 __all__ = ["Adapter", "Criterion", "DepthResidual", "Figure", "Fusion", "FusionPlace", "Head", "HeadPlace", "LayerPlace",
-           "Metric", "MetricInputs", "Mixing", "Optimizer", "Part", "Positions", "Rates", "Residual", "RuleInForce",
-           "RulePlace", "Schedule", "Score", "Stage", "Step", "StepRule", "SubwordLibrary", "TaskKind", "activations",
-           "adapters", "bottom_to_top", "criteria", "encoder_fusion", "keel", "layernorm_scaling", "mixings", "position_kinds",
-           "rate_schedules", "residuals", "search_rules", "subword_libraries", "surface_fusion", "text_metrics", "update_rules"]
+           "MatrixRule", "Metric", "MetricInputs", "Mixing", "Optimizer", "Part", "Positions", "Rates", "Residual",
+           "RuleInForce", "RulePlace", "Schedule", "Score", "Stage", "Step", "StepRule", "SubwordLibrary", "TaskKind",
+           "activations", "adapters", "bottom_to_top", "criteria", "encoder_fusion", "keel", "layernorm_scaling", "mixings",
+           "muon", "position_kinds", "rate_schedules", "residuals", "search_rules", "subword_libraries", "surface_fusion",
+           "text_metrics", "update_rules"]

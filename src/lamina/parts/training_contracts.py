@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from lamina.errors import ConfigError
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lamina.nn.cross_entropy import LossSums
+    from lamina.nn.parameter_kinds import Parameter
     from lamina.nn.stack import ActiveLayers
     from lamina.parts.task_contracts import TaskKind
 
@@ -33,7 +34,9 @@ class Criterion(Part):
 
 
 class Optimizer(Part):
-    """How weights move (--optimizer): element by element, over one flat float32 tensor that holds all of them.
+    """How weights move (--optimizer): element by element, over flat float32 tensors that hold many of them.
+
+    `rule_for` may give some parameters a rule of their own: one like this with other options, or one of whole matrices.
 
     A step is compiled and captured: no method may wait for the device or branch on its data. `ok`, where there is one, is a
     0-dim boolean tensor; where it is False nothing may change (parts.update_rules.unless).
@@ -46,6 +49,10 @@ class Optimizer(Part):
     weight_decay: float = 0.0
     buffers: tuple[str, ...] = ()  # names of what is kept for each weight, in the order in which `update_` gets them
 
+    def rule_for(self, parameter: Parameter) -> Optimizer | MatrixRule:
+        """What moves this parameter. Those with equal rules are moved together, and have the buffers of that rule."""
+        return self
+
     @abstractmethod
     def factors(self, step: Tensor, lr: Tensor, ok: Tensor | None) -> tuple[Any, ...]:
         """The numbers that all weights share, as float32 or Python floats; `step` counts from 1, both are 0-dim float64."""
@@ -54,6 +61,31 @@ class Optimizer(Part):
     def update_(self, weights: Tensor, grad: Tensor, buffers: list[Tensor], factors: tuple[Any, ...],
                 scratch: Tensor) -> None:
         """Move one chunk of the weights and of the buffers, in place; `scratch` is as long and free to use."""
+
+
+class MatrixRule(ABC):
+    """How whole matrices move, for Optimizer.rule_for: a frozen dataclass, so that equal ones are found.
+
+    Sharded weights have a few rows of each matrix on each rank. What looks at elements gets those; `whole` alone gets matrices.
+    """
+
+    buffers: tuple[str, ...] = ()
+
+    @abstractmethod
+    def factors(self, step: Tensor, lr: Tensor, ok: Tensor | None) -> tuple[Any, ...]:
+        """As an Optimizer's."""
+
+    @abstractmethod
+    def direction(self, grad: Tensor, buffers: list[Tensor], factors: tuple[Any, ...]) -> Tensor:
+        """What `whole` is to have of these gradients, element by element; moves the buffers in place."""
+
+    @abstractmethod
+    def whole(self, directions: Tensor) -> Tensor:
+        """The same of whole matrices of one shape. (N, R, C) in and out, of one type"""
+
+    @abstractmethod
+    def move_(self, weights: list[Tensor], steps: list[Tensor], shape: tuple[int, int], factors: tuple[Any, ...]) -> None:
+        """Move rows of matrices of this shape (R, C) in place, along what `whole` made of them; `steps` may be overwritten."""
 
 
 class Rates(NamedTuple):

@@ -8,17 +8,20 @@ every number as it was.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lamina.fields import check, flag
-from lamina.parts.contracts import Optimizer
+from lamina.parts.contracts import MatrixRule, Optimizer
 from lamina.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from lamina.nn.parameter_kinds import Parameter
+
 Factors = tuple[Any, ...]  # of numbers and 0-dim tensors: what the chunks of one step share
+NO_DECAY = ("norms", "biases", "embeddings", "gates", "scales")  # kinds of nn/parameter_kinds.py
 _MOMENTUM_HELP = "share of the last update's velocity that carries over; 0.9 to 0.99 is usual, 0 turns it off"
 
 
@@ -38,11 +41,18 @@ class FlatRule(Optimizer):
     weight_decay: float = flag(0.0, "pull every weight towards 0 by this share of the learning rate at each update; "
                                "0.0001 for small corpora, 0.01 for language models", aliases=("wd",),
                                paper="Loshchilov and Hutter 2019, Alg. 2")
+    no_decay: tuple[str, ...] = flag((), "parameters that --weight-decay leaves alone: those of norms, biases, embeddings (and "
+                                         "learned positions), gates (and weights of layers in a fusion), scales of residuals",
+                                     choices=NO_DECAY, metavar="KIND[,KIND..]", needs="weight-decay")
 
     def __post_init__(self) -> None:
         check(_is_finite_from_zero(self.weight_decay),
               f"--weight-decay is {self.weight_decay}; it must be a finite number, 0 or more. "
               "Leave it out for no decay, or try 0.0001.")
+
+    def rule_for(self, parameter: Parameter) -> Optimizer | MatrixRule:
+        is_spared = self.weight_decay > 0.0 and parameter.kind in self.no_decay
+        return replace(self, weight_decay=0.0, no_decay=()) if is_spared else self
 
 
 @register.optimizer("adam")

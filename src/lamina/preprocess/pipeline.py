@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,8 +61,12 @@ class FolderReport:
     sides: list[SideReport]
 
 
-def make_data_folder(config: PreprocessConfig, progress: Progress = no_progress) -> FolderReport:
-    """Read the text, write `config.data_folder`; on any error that folder is as it was before."""
+def make_data_folder(config: PreprocessConfig, progress: Progress = no_progress,
+                     told: Mapping[str, str] | None = None) -> FolderReport:
+    """Read the text, write `config.data_folder`; on any error that folder is as it was before.
+
+    `told` is what the manifest says of options instead, such as the names of files that will be gone.
+    """
     folder = Path(config.data_folder)
     files = find_files(config)
     num_bytes = sum(file.size for file in files)
@@ -76,7 +80,7 @@ def make_data_folder(config: PreprocessConfig, progress: Progress = no_progress)
         stems = _count(config, files, subwords, staged, workers, progress)
         vocabularies = _all_dictionaries(config, files, stems, given)
         sides = [] if config.dictionary.dict_only else _encode(config, files, stems, vocabularies, staged, workers)
-        _write_companions(config, folder, staged, vocabularies, subwords, sides)
+        _write_companions(config, folder, staged, vocabularies, subwords, sides, told or {})
         move_into_place(staged, folder, obsolete=model_files(folder))
     return FolderReport(vocabularies, subwords, sides)
 
@@ -172,7 +176,7 @@ def _encode(config: PreprocessConfig, files: list[TextFile], stems: dict[TextFil
 
 
 def _write_companions(config: PreprocessConfig, folder: Path, staged: Path, vocabularies: dict[str | None, Vocabulary],
-                      subwords: dict[str | None, Subword], sides: list[SideReport]) -> None:
+                      subwords: dict[str | None, Subword], sides: list[SideReport], told: Mapping[str, str]) -> None:
     """Dictionaries, subword models and the manifest, joined with what an earlier run left for other splits."""
     for language, vocabulary in vocabularies.items():
         vocabulary.save(staged / dictionary_name(language))
@@ -198,7 +202,7 @@ def _write_companions(config: PreprocessConfig, folder: Path, staged: Path, voca
         "subwords": {language: subword_kind(subword) for language, subword in (kept | named).items()},
         "splits": earlier.get("splits", {}) | {Path(side.counts.prefix).name: _describe(side) for side in sides},
         "files": earlier.get("files", {}) | files,
-        "options": flatten(config),
+        "options": flatten(config) | dict(told),
     })
 
 

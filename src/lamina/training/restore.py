@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from lamina.checkpoint.finite import ruined_part
@@ -182,36 +181,35 @@ def restore_training(start: StartingPoint, updater: Updater, config: TrainConfig
 
 def optimizer_state(updater: Updater) -> dict[str, Any]:
     """By parameter, so that a file does not depend on how weights lie in memory."""
-    weights = updater.weights
-    return {name: weights.named(value) if value.shape == weights.master.shape else value
+    pieces = updater.optimizer.pieces()
+    return {name: updater.weights.whole_by_name(pieces[name]) if name in pieces else value
             for name, value in updater.optimizer.state().items()}
 
 
 def load_optimizer_(updater: Updater, stored: dict[str, Any], note: Callable[[str], None]) -> None:
     """What the stored state does not know, since pruning made it anew, starts afresh."""
-    state = updater.optimizer.state()
+    state, pieces = updater.optimizer.state(), updater.optimizer.pieces()
     if stored.keys() != state.keys():
         raise CheckpointError(f"the checkpoint's optimizer state has {', '.join(sorted(stored))}; expected "
                               f"{', '.join(sorted(state))}. Add --reset-optimizer to start it afresh.")
+    names, shapes = updater.weights.names, updater.weights.shapes
+    new: set[str] = set()
     for name, value in state.items():
-        own, is_flat = stored[name], value.shape == updater.weights.master.shape
-        if isinstance(own, dict) != is_flat or (isinstance(own, Tensor) and own.shape != value.shape):
+        own = stored[name]
+        if isinstance(own, dict) != (name in pieces) or (isinstance(own, Tensor) and own.shape != value.shape):
             raise CheckpointError(f"the checkpoint's optimizer state {name} does not hold what it should. Add "
                                   "--reset-optimizer to start it afresh.")
-    buffers = [value for value in stored.values() if isinstance(value, dict)]
-    new = sorted(set(updater.weights.names).difference(*buffers)) if buffers else []
+        for number in pieces.get(name, ()):
+            if names[number] not in own:
+                new.add(names[number])
+            elif own[names[number]].shape != shapes[number]:
+                raise CheckpointError(f"the checkpoint's optimizer state does not fit {names[number]}. Add --reset-optimizer "
+                                      "to start it afresh.")
     if new:
-        note(f"the optimizer starts afresh for {', '.join(new)}: pruning made {'it' if len(new) == 1 else 'them'} anew")
-    updater.optimizer.load_state_({name: _flat(updater, stored[name], value) for name, value in state.items()})
-
-
-def _flat(updater: Updater, stored: Tensor | dict[str, Tensor], like: Tensor) -> Tensor:
-    if isinstance(stored, Tensor):
-        return stored
-    flat = torch.zeros_like(like)
-    for name, shape in zip(updater.weights.names, updater.weights.shapes, strict=True):
-        if name in stored and stored[name].shape != shape:
-            raise CheckpointError(f"the checkpoint's optimizer state does not fit {name}. Add --reset-optimizer to start "
-                                  "it afresh.")
-    updater.weights.fill_(flat, stored)
-    return flat
+        note(f"the optimizer starts afresh for {', '.join(sorted(new))}: pruning made {'it' if len(new) == 1 else 'them'} anew")
+    for name, value in state.items():
+        if name in pieces:
+            value.zero_()
+            updater.weights.fill_(pieces[name], stored[name])
+        else:
+            value.copy_(stored[name])

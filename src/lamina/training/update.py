@@ -62,7 +62,7 @@ class Updater:
         self.ranks = ranks
         self.weights = weights or FlatWeights(model, dtype)
         self.memory = MemoryLimit(note)
-        self.optimizer = build_optimizer(optimization.optimizer, self.weights.master)
+        self.optimizer = build_optimizer(optimization.optimizer, self.weights.master, self.weights)
         device = self.weights.master.device
         self.scale = LossScale(precision, device, is_on=dtype == torch.float16,
                                default_window=2**14 // (optimization.update_freq[0] * ranks.size))
@@ -79,8 +79,9 @@ class Updater:
             else:
                 self._captured = CapturedPasses(self.model, self.weights, self._backward, note, skip_time,
                                                 is_compiled=precision.compiles)
-        # Not made in vain: the compiler takes seconds to import.
-        self._compiled_move_ = compiled(self._move_) if self._captured is not None and precision.compiles else self._move_
+        # Not made in vain: the compiler takes seconds to import. It gains nothing where parameters are moved in groups.
+        is_fused = self._captured is not None and precision.compiles and self.optimizer.is_uniform
+        self._compiled_move_ = compiled(self._move_) if is_fused else self._move_
 
     def update(self, batches: Sequence[AnyBatch], lr: float, seed: int, draws: Sequence[ActiveLayers] = (ALL_LAYERS,),
                total: int | None = None) -> UpdateResult:
