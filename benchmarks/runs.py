@@ -48,8 +48,8 @@ TECHNIQUES: dict[str, tuple[str, ...]] = {
     "recomputed": ("--checkpoint-activations",),
     "uncompiled": ("--no-compile",),
     "unrecorded": ("--no-cuda-graphs",),
-    "padded": ("--no-pack",),
-    "eager": ("--no-cuda-graphs", "--no-pack"),
+    "padded": ("--no-pack", "--batch-order", "length"),
+    "eager": ("--no-cuda-graphs", "--no-pack", "--batch-order", "length"),
 }
 HAS_GPU = torch.cuda.is_available()
 # Updates of a line in the log: a few milliseconds each on a GPU, a good part of a second on a processor.

@@ -13,11 +13,12 @@ from lamina import __version__
 from lamina.cli import main
 from lamina.command_line import COMMANDS, find_command
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, retired_for
+from lamina.config.packaged_recipes import all_names
 from lamina.config.parser import parse, resolve
 from lamina.config.train_options import TrainConfig
 from lamina.fields import unique_leaves
 from lamina.plug_ins import paths_in
-from lamina.recipes.recipe_file import all_names, find_recipe
+from lamina.recipes.recipe_file import find_recipe
 from lamina.recipes.results import read_rows
 from write_docs import config_class, migration_row, pages, results_page, write_pages
 

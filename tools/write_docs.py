@@ -80,15 +80,19 @@ Training:
   momentum steps and draws the line at 4.
 - **`--optimizer nag`** keeps its velocity in units of the gradient. The rule is fairseq's, without its rescaling when the
   rate changes.
+- **Batches mix sentences of all lengths**, wherever they are computed, and have no padding: pairs lie one behind the other
+  in a row of up to `--max-tokens` of each side, so that an epoch has fewer and fuller updates than fairseq's. fairseq sorts by
+  length, pads, and shuffles whole batches, as `--batch-order length` does: an update sees sentences of one length, and
+  Post-LN learns far more slowly ([why](performance.md#batches)). Labelled sentences and blocks of text are padded in both.
 - **Data order** follows from `--seed` and the epoch alone, but it is not fairseq's order. The last, smaller batch of an
   epoch is used like the others.
 - **Too long pairs** are left out of training, and a line says how many and which. Too long validation pairs stop the run,
   unless `--skip-invalid-size-inputs-valid-test` lets it go on without them, again naming them.
 - **`--fp16` without a GPU** is a notice, and float32. With one, weights are float16 with float32 masters;
   `--memory-efficient-fp16` means the same as `--fp16` here. `--bf16` needs no loss scale.
-- **On a GPU, bfloat16 and packed batches are the default.** A packed batch holds up to `--max-tokens` of each side without
-  padding, of pairs as they come, so that an epoch has fewer and fuller updates than fairseq's, of mixed lengths.
-  `--no-pack --fp32` makes batches as fairseq does, and computes as it does without `--fp16` ([performance](performance.md)).
+- **On a GPU, bfloat16 and packed batches are the default.** A packed batch is a mixed one whose rows have all the same
+  shape. `--no-pack --fp32 --batch-order length` makes batches as fairseq does, and computes as it does without `--fp16`
+  ([performance](performance.md)).
 - **A gradient that is not finite** is skipped with a warning. Ten in a row stop a float32 or bfloat16 run, and a loss scale
   below `--min-loss-scale` a float16 run. The message names the update and the parameter, and the exit code is 2.
 - **Many GPUs**: as there, `lamina train` uses all that it sees, and torchrun and Slurm span machines ([how](multi-gpu.md)). The
@@ -105,6 +109,28 @@ Training:
   ([Admin](admin.md)).
 
 - **Masks** never cover `<s>` and `</s>`, and a random word is never `<mask>` ([masked language models](masked-lm.md)).
+
+The start, of fairseq 0.9 and since. Options that are left out take today's defaults in a new run; a resumed run keeps the start
+and the order of batches that its checkpoint was trained with (before there was `--batch-order`: sorted where padded).
+
+| weights | how they begin |
+| --- | --- |
+| feed-forward blocks | 0.9: Xavier uniform, biases zero (`--ffn-init xavier`); 0.10 to main, and Lamina: torch's own, |
+| | weights and biases uniform in ±1/sqrt(fan-in) (`torch`) |
+| queries, keys, values | Xavier uniform, gain 1/sqrt(2) where all have one width; biases uniform in ±1/sqrt(fan-in) |
+| attention's output | Xavier uniform, bias zero |
+| embeddings, learned positions, output | normal, 1/sqrt(width); zero where padding is looked up |
+| adaptive input | tables as embeddings, projections Xavier uniform |
+| adaptive softmax of its own | Xavier uniform; frequent words and the bands' entries as one matrix |
+| masked language models | all matrices normal, 0.02, and biases zero |
+| a sentence head | fairseq: torch's own; Lamina: normal, 0.02, and zero, as BERT's |
+
+All rows but the first are the same in 0.9 and main. So is `transformer_lm`: Pre-LN with a norm after the last layer, which the
+`baevski` presets leave out.
+
+At a width of 512 with 1,024 inside, the product of both feed-forward matrices is 2.8 times as large in 0.9 as since. The forks
+of SurfaceFusion and Admin, and the LayerDrop paper, are of 0.9: their recipes say `ffn-init: xavier`. DeepNet sets these
+weights itself, and BERT's rule all weights of masked models: `--ffn-init` is refused there.
 
 Language models ([their page](language-models.md)):
 

@@ -60,6 +60,8 @@ COMMANDS = {
                               "turn a corpus as it is downloaded into the text that `lamina preprocess` takes"),
     "recipe table": Command("lamina.config.recipe_options:RecipeTableConfig", "lamina.commands.recipe:show_table",
                             "show a results file as tables"),
+    "completion": Command("lamina.config.tool_options:CompletionConfig", "lamina.commands.completion:run",
+                          "print a script that completes commands and options in your shell"),
     "demo": Command("lamina.config.tool_options:DemoConfig", "lamina.commands.demo:run",
                     "train and try a small English-Romanian model in minutes, no download"),
 }

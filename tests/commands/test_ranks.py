@@ -101,7 +101,7 @@ def test_generating(runs, kind):
 def test_one_rank_speaks(runs):
     data, folder = runs
     lines = (folder / "0.out").read_text().splitlines()
-    assert f"| {data}/train: 48 pairs in 9 batches, 5.2 % padding" in lines
+    assert f"| {data}/train: 48 pairs in 8 batches, 0.0 % padding" in lines
     assert "| effective batch: up to 80 tokens (max-tokens 40 x update-freq 1 x 2 ranks)" in lines
     assert (folder / "1.out").read_text() == ""
     errors = [line for rank in range(2) for line in (folder / f"{rank}.err").read_text().splitlines() if "error" in line]

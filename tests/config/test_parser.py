@@ -191,7 +191,7 @@ def test_help_teaches(command, capsys):
     text = capsys.readouterr().out
     assert text.startswith(f"usage: lamina {command}")
     # Some have none to tell.
-    assert re.search(r"default:\s", text) or command in ("convert", "fold", "recipe list", "recipe prepare", "recipe table")
+    assert "default: " in text or command in ("convert", "fold", "completion", "recipe list", "recipe prepare", "recipe table")
 
 
 def test_help_shows_what_people_use_and_says_how_to_see_the_rest(capsys):
@@ -200,7 +200,7 @@ def test_help_shows_what_people_use_and_says_how_to_see_the_rest(capsys):
     assert "--max-tokens" in shown
     assert "ta-dropconnect" not in shown
     assert "--mask-prob" not in shown, "of another task"
-    assert re.search(r"\d+ more:\s+`lamina train --help\s+WORD` searches\s+them", shown)
+    assert re.search(r"\d+ more: `lamina train --help\s+WORD` searches\s+them", shown)
     assert main(["train", "--task", "masked_lm", "-h"]) == 0
     shown = capsys.readouterr().out
     assert "--mask-prob" in shown
@@ -232,6 +232,15 @@ def test_help_fits_the_terminal(columns, monkeypatch, capsys):
     assert main(["train", "--help-all"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line) for line in lines if "{" not in line and "--" not in line) <= columns
+
+
+def test_a_packaged_recipe_is_found_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert flatten(train_config("--config", "gec"))["sf-gate"] == 0.8
+    (tmp_path / "gec").write_text("surfacefusion: att\nsf-gate: 0.5\n")
+    assert flatten(train_config("--config", "gec"))["sf-gate"] == 0.5, "a file of that name wins"
+    with pytest.raises(ConfigError, match=r"--config gek: cannot be read"):
+        train_config("--config", "gek")
 
 
 def test_help_does_not_import_torch():

@@ -143,6 +143,41 @@ def test_too_long_pairs_are_counted_and_named(corpus):
     assert len(feed_of(corpus, max_tokens=6).too_long.indices) == len(np.flatnonzero(corpus.lengths > 6))
 
 
+def test_mixed_batches_are_those_of_packed_rows(corpus):
+    """Flat rows: the plan of a GPU, without its pads."""
+    mixed, limits = feed_of(corpus, order="mixed"), BatchConfig(max_tokens=50, order="mixed")
+    on_gpu = Feed(corpus, seed=1, limits=limits, device=CPU, max_positions=(64, 64), is_shuffled=True, is_packed=True)
+    assert mixed.plan(2) == on_gpu.plan(2)
+    assert mixed.padding_share(2) == 0.0
+    for batch, indices in zip(mixed.batches(2), mixed.plan(2), strict=True):
+        assert batch.indices == tuple(indices)
+        assert [rows.ids.numel() for rows in batch.inputs] == [batch.num_source_tokens, batch.num_target_tokens]
+        assert batch.target.eq(1).sum() == 0
+        assert max(rows.ids.numel() for rows in batch.inputs) <= 50
+
+
+def test_mixed_batches_keep_their_limits(corpus):
+    plan = feed_of(corpus, order="mixed", max_tokens=None, max_sentences=7).plan(1)
+    assert list(map(len, plan)) == [7] * 8 + [4]
+    plan = feed_of(corpus, order="mixed", max_tokens=200, multiple=4).plan(1)
+    assert all(len(batch) % 4 == 0 for batch in plan[:-1])
+    assert sorted(index for batch in plan for index in batch) == list(range(60))
+    lengths = corpus.source_sizes
+    early = feed_of(corpus, order="mixed", curriculum=1)
+    assert [lengths[index] for batch in early.plan(1) for index in batch] == sorted(lengths)
+    spread = [np.ptp(lengths[batch]) for batch in early.plan(2)]
+    assert np.mean(spread) > 2 * np.mean([np.ptp(lengths[batch]) for batch in feed_of(corpus, order="length").plan(2)])
+
+
+def test_packed_rows_of_one_length_if_asked_for(corpus):
+    limits = BatchConfig(max_tokens=50, order="length")
+    feed = Feed(corpus, seed=1, limits=limits, device=CPU, max_positions=(64, 64), is_shuffled=True, is_packed=True)
+    firsts = [corpus.source_sizes[batch[0]] for batch in feed.plan(1)]
+    assert firsts != sorted(firsts)
+    assert all((np.diff(corpus.source_sizes[batch]) >= 0).all() for batch in feed.plan(1))
+    assert sorted(index for batch in feed.plan(1) for index in batch) == list(range(60))
+
+
 def test_padding_share(corpus):
     feed = feed_of(corpus)
     tokens = sum(batch.num_source_tokens + batch.num_target_tokens for batch in feed.batches())

@@ -10,7 +10,7 @@ from lamina.config.batches import BatchConfig
 from lamina.data.batching import collate
 from lamina.data.corpus import Example, Languages, ParallelCorpus, open_corpus
 from lamina.data.feed import Feed
-from lamina.data.packing import PackedShape, Sentences, packed, plan_packed
+from lamina.data.packing import PackedShape, Sentences, flat, packed, plan_packed
 from lamina.errors import DataError
 from lamina.nn.layout import PackedLayout, lay_out
 from lamina.parts.criteria import LabelSmoothedCrossEntropy
@@ -59,6 +59,25 @@ def test_loss_and_gradients_are_those_of_padded_rows(parts):
     for name, gradient in gradients.items():
         torch.testing.assert_close(other_gradients[name], gradient, rtol=1e-5, atol=1e-5 * float(gradient.abs().max() + 1e-3),
                                    msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("parts", [{}, *FUSIONS.values()], ids=["plain", *FUSIONS])
+def test_flat_rows_say_the_same_without_a_pad(parts):
+    model = tiny_model(**parts).double()
+    pairs = examples(seed=1, number=14)
+    batch = flat(*(end_to_end([pair[side] for pair in pairs]) for side in range(2)), range(len(pairs)))
+    assert [rows.ids.numel() for rows in batch.inputs] == [batch.num_source_tokens, batch.num_target_tokens]
+    sums, gradients = loss_and_gradients(model, collate(pairs, range(len(pairs))))
+    other_sums, other_gradients = loss_and_gradients(model, batch)
+    torch.testing.assert_close(other_sums.loss, sums.loss, rtol=1e-5, atol=1e-4)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(other_gradients[name], gradient, rtol=1e-5, atol=1e-5 * float(gradient.abs().max() + 1e-3),
+                                   msg=lambda text, name=name: f"{name}: {text}")
+    halves = [batch.rows(rows) for rows in (slice(0, 5), slice(5, 14))]
+    assert sum((half.indices for half in halves), ()) == batch.indices
+    total = sum(batch_loss(model, half, CRITERION).loss for half in halves)
+    torch.testing.assert_close(total, sums.loss, rtol=1e-5, atol=1e-4)
+    assert all(not rows.is_pad.any() for half in halves for rows in half.inputs)
 
 
 def test_what_lies_where():

@@ -7,21 +7,29 @@ import torch
 from torch import nn
 
 from golden_files import read_json
-from lamina.config.model import EmbeddingConfig, ModelConfig, StackConfig
+from lamina.config.model import EmbeddingConfig, LanguageModelConfig, ModelConfig, StackConfig
+from lamina.config.parser import resolve
+from lamina.config.train_options import TrainConfig
+from lamina.errors import ConfigError
 from lamina.interop.fairseq import places
-from lamina.models.build import build_model
+from lamina.models.build import build_decoder_only, build_model
 from lamina.parts.encoder_fusion import TransparentFusion
 from lamina.parts.position_kinds import Learned
+from lamina.parts.residuals import DeepNet
 from lamina.parts.surface_fusion import AttendedFusion
 
 DIM, FFN = 256, 512
 
 
-@pytest.fixture(scope="module")
-def model():
+def fresh(ffn_init=None):
     torch.manual_seed(0)
     stack = StackConfig(num_layers=1, model_dim=DIM, ffn_dim=FFN, num_heads=4, positions=Learned())
-    return build_model(ModelConfig(encoder=stack, decoder=stack, embedding=EmbeddingConfig()), 600, 700)
+    return build_model(ModelConfig(encoder=stack, decoder=stack, embedding=EmbeddingConfig(), ffn_init=ffn_init), 600, 700)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return fresh("xavier")
 
 
 def uniform(bound):
@@ -52,6 +60,42 @@ def test_zeros_and_ones(model):
             assert (weight == 1).all(), name
 
 
+def test_feed_forward_blocks_begin_as_torch_has_them():
+    """Unless told otherwise, as in fairseq since 0.10; the rest begins as it did."""
+    weights, xavier = (dict(one.named_parameters()) for one in (fresh(), fresh("xavier")))
+    for side, layer in (("encoder", "fc1"), ("decoder", "fc2")):
+        linear = {part: weights[f"{side}.layers.0.ffn.{layer}.{part}"] for part in ("weight", "bias")}
+        bound = linear["weight"].size(1) ** -0.5
+        for value in linear.values():
+            assert value.abs().max().item() <= bound
+            assert value.abs().max().item() == pytest.approx(bound, rel=0.05)
+            assert value.std().item() == pytest.approx(uniform(bound), rel=0.1)
+    for name, weight in weights.items():
+        if "ffn" not in name:
+            assert weight.std().item() == pytest.approx(xavier[name].std().item(), rel=0.1, abs=1e-9), name
+    assert weights.keys() == xavier.keys()
+    assert all(torch.equal(one, other) for one, other in zip(fresh("torch").parameters(), fresh().parameters(), strict=True))
+
+
+def test_no_other_rule_is_overruled():
+    with pytest.raises(ConfigError, match="--ffn-init has no effect with --init-type deepnet"):
+        ModelConfig(init=DeepNet(), ffn_init="xavier")
+    masked = {"data": "folder", "task": "masked_lm", "max-tokens": 64, "ffn-init": "xavier"}
+    with pytest.raises(ConfigError, match="--ffn-init has no effect with --task masked_lm"):
+        resolve(TrainConfig, masked)
+
+
+def test_an_adaptive_head_of_its_own_begins_as_one_matrix():
+    """Frequent words and an entry for each band: fairseq draws them together, by the size of both."""
+    torch.manual_seed(0)
+    stack = StackConfig(num_layers=1, model_dim=64, ffn_dim=64, num_heads=2)
+    head = build_decoder_only(ModelConfig(decoder=stack, lm=LanguageModelConfig(softmax_cutoff=(1000, 1500, 1800))), 2000).head
+    bound = math.sqrt(6 / (64 + 1000 + 3))
+    for weight in (head.table.weight, head.clusters.weight):
+        assert weight.abs().max().item() == pytest.approx(bound, rel=0.05)
+    assert head.tails[0].table.weight.abs().max().item() == pytest.approx(math.sqrt(6 / (16 + 500)), rel=0.02)
+
+
 def test_embeddings(model):
     for table in (model.source_embedding.table.weight, model.target_embedding.table.weight,
                   model.source_embedding.positions.weight):
@@ -80,7 +124,8 @@ def test_fusion_starts_as_in_the_authors_code(name, config):
     torch.manual_seed(0)
     stack = StackConfig(num_layers=6, model_dim=128, ffn_dim=256, num_heads=4)
     embedding = EmbeddingConfig(share_all=True)
-    model = build_model(ModelConfig(encoder=stack, decoder=stack, embedding=embedding, **config), 512, 512)
+    # The fork is of fairseq 0.9.
+    model = build_model(ModelConfig(encoder=stack, decoder=stack, embedding=embedding, ffn_init="xavier", **config), 512, 512)
     ours = dict(model.named_parameters(remove_duplicate=False))
     compared = 0
     for reference, expected in read_json("init_stats_sf", f"{name}.json").items():

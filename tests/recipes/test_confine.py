@@ -7,11 +7,12 @@ import pytest
 
 from lamina.cli import main
 from lamina.command_line import COMMANDS, load
+from lamina.config.packaged_recipes import all_names
 from lamina.errors import ConfigError, DataError
 from lamina.fields import unique_leaves
 from lamina.recipes.confine import is_inside, is_path, is_place_inside
 from lamina.recipes.plan import Places
-from lamina.recipes.recipe_file import all_names, find_recipe, read_recipe
+from lamina.recipes.recipe_file import find_recipe, read_recipe
 from lamina.recipes.runner import Wishes, plan_all
 from lamina.recipes.sources import read_place
 

@@ -66,6 +66,7 @@ class TrainOptions(TypedDict, total=False):
     arch: str
     async_save: bool
     attention_dropout: float
+    batch_order: str | None
     batch_size: int | None
     batch_size_valid: int | None
     best_checkpoint_metric: str
@@ -126,6 +127,7 @@ class TrainOptions(TypedDict, total=False):
     eval_rouge: bool
     eval_tokenized_bleu: bool
     f1_label: str | None
+    ffn_init: str | None
     fine_grained_ta: bool
     finetune_from_model: str | None
     force_anneal: int | None

@@ -42,7 +42,9 @@ def run(config: DemoConfig) -> None:
         if code := guarded(partial(execute, shlex.split(command))):
             raise SystemExit(code)
     _show_translations(config, folder, [source for source, _ in corpus.test], [target for _, target in corpus.test])
-    print(f"| {time.perf_counter() - started:.0f} s in all; the model is {folder / FUSED / 'checkpoint_best.pt'}")
+    print(f"| {time.perf_counter() - started:.0f} s in all; now try")
+    for about, command in _next_steps(folder):
+        print(f"|   # {about}\n|   lamina {command}")
 
 
 def _claim(folder: Path, settings: dict[str, int]) -> None:
@@ -65,6 +67,17 @@ def _commands(config: DemoConfig, folder: Path) -> list[tuple[str, str]]:
         ("a plain Transformer, to compare with", f"train {data} {MODEL_FLAGS} {training} --save-dir {plain}"),
         ("the same with SurfaceFusion, Admin and LayerDrop",
          f"train {data} {MODEL_FLAGS} {TECHNIQUES} {training} --save-dir {fused}"),
+    ]
+
+
+def _next_steps(folder: Path) -> list[tuple[str, str]]:
+    names = (Path(FUSED, "checkpoint_best.pt"), "data", "fusion", "small.pt")
+    model, data, fusion, small = (shlex.quote(str(folder / name)) for name in names)
+    return [
+        ("translate lines of your own, such as: Our son speaks Latvian.", f"interactive --path {model}"),
+        ("the same checkpoint with half of its layers", f"interactive --path {model} --encoder-layers-to-keep {HALF}"),
+        ("what the decoder reads, as figures on a page", f"analyze fusion {model} {data} --out {fusion}"),
+        ("let validation data choose the layers to keep", f"prune {model} {data} --search --encoder-layers 2 --output {small}"),
     ]
 
 

@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
 from lamina import console, provenance
+from lamina.config.packaged_recipes import all_names
 from lamina.config.recipe_options import RecipeListConfig, RecipePrepareConfig, RecipeRunConfig, RecipeTableConfig
 from lamina.errors import ConfigError, DataError
 from lamina.fields import suggestion
 from lamina.recipes.dataset import read_dataset
 from lamina.recipes.plan import Places, plan_comparisons
-from lamina.recipes.recipe_file import Recipe, all_names, find_dataset, find_recipe
+from lamina.recipes.recipe_file import Recipe, find_dataset, find_recipe
 from lamina.recipes.results import FILE_NAME, read_rows, render
 
-MOST_NAMES = 8  # of a grid's variants, in the list
+WIDEST = 120  # of a line of the list
 
 
 def show_list(config: RecipeListConfig) -> None:
+    if config.name is not None:
+        _show_one(find_recipe(config.name))
+        return
     recipes = [find_recipe(name) for name in all_names()]
     tiers_there = sorted({tier for recipe in recipes for tier in recipe.tiers})
     if config.tier is not None and config.tier not in tiers_there:
         raise ConfigError(f"no recipe has a tier {config.tier}. There are {' and '.join(map(str, tiers_there))}.")
-    for recipe in recipes:
-        if config.tier is not None and not recipe.tiers.get(config.tier):
-            continue
-        tiers = [f"tier {tier}: {len(runs)} runs" for tier, runs in recipe.tiers.items()] or [f"{len(recipe.runs())} runs"]
-        print(f"{recipe.name}\n    {recipe.about}", f"data {recipe.data.name}: {', '.join(recipe.data.archives)}",
-              f"variants {shortened(list(recipe.variants))}; {', '.join(tiers)}", sep="\n    ")
+    shown = [recipe for recipe in recipes if config.tier is None or recipe.tiers.get(config.tier)]
+    rows = [(recipe.name, str(len(recipe.runs(config.tier))), recipe.data.name, recipe.about) for recipe in shown]
+    heads = ("recipe", "runs", "corpus", "what it compares")
+    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(3)]
+    room = max(20, min(shutil.get_terminal_size((120, 24)).columns, WIDEST) - sum(widths) - 2 * len(widths))
+    for *cells, about in [heads, *rows]:
+        first, *rest = textwrap.wrap(about, room)
+        print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), first, sep="  ")
+        for line in rest:
+            print(" " * (sum(widths) + 2 * len(widths) - 1), line)
+    print("\n`lamina recipe list NAME` shows one in full; `lamina recipe run NAME --data FOLDER` runs it.")
 
 
-def shortened(names: list[str]) -> str:
-    more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+def _show_one(recipe: Recipe) -> None:
+    tiers = [f"tier {tier}: {len(runs)} runs" for tier, runs in recipe.tiers.items()] or [f"{len(recipe.runs())} runs"]
+    print(f"{recipe.name}: {recipe.about}", f"published: {recipe.published}" if recipe.published else "no published figures",
+          f"corpus {recipe.data.name}: {', '.join(recipe.data.archives)}",
+          f"seeds {', '.join(map(str, recipe.seeds))}; {', '.join(tiers)} (tier 1 is what decides, 2 the rest)",
+          "variants:", sep="\n")
+    for name, variant in recipe.variants.items():
+        print(f"  {name}" + (f": {variant.about}" if variant.about else ""))
 
 
 def run(config: RecipeRunConfig) -> None:

@@ -9,6 +9,7 @@ from lamina.fields import REQUIRED, check, flag, part
 from lamina.traits import BLOCKS, CLASSES, MASKS, PAIRS
 
 VERIFY_MODES = ("once", "full", "off")
+MIXED, BY_LENGTH = BATCH_ORDERS = ("mixed", "length")
 BREAK_MODES = ("none", "complete", "complete_doc", "eos")
 
 
@@ -64,6 +65,9 @@ class BatchConfig:
     max_sentences_valid: int | None = flag(None, "--batch-size for validation; as in training if left out",
                                            name="batch-size-valid", aliases=("max-sentences-valid",))
     num_workers: int = flag(1, "threads that prepare batches ahead; 0 prepares them in the main thread")
+    order: str | None = flag(None, "which sentences make a batch: of any length, one behind the other and without padding "
+                                   "(mixed), or about as long as each other and padded, as in fairseq (length); mixed if left "
+                                   "out, and what a resumed run was trained with", name="batch-order", choices=BATCH_ORDERS)
     curriculum: int = flag(0, "epochs that keep the batches in order of length before shuffling begins")
     skip_invalid_valid: bool = flag(False, "leave out too long validation and test pairs, and say how many, instead of "
                                            "stopping", name="skip-invalid-size-inputs-valid-test")

@@ -24,7 +24,8 @@ def flags_for(stored: ModelConfig, own: ModelConfig, *, is_free_included: bool =
     use, leave_out = [], []
     for leaf in unique_leaves(ModelConfig):
         name = leaf.name
-        if "dropout" in name or (_FREE.fullmatch(name) and not is_free_included) or theirs.get(name) == ours.get(name):
+        is_free = "dropout" in name or name == "ffn-init" or (_FREE.fullmatch(name) and not is_free_included)
+        if is_free or theirs.get(name) == ours.get(name):
             continue
         if theirs.get(name) is not None:
             use.append(as_flag(leaf, theirs[name]))

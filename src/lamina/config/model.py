@@ -11,6 +11,9 @@ from lamina.parts.contracts import Adapter, Fusion, Head, HeadPlace, Mixing, Mod
 from lamina.registry import register
 from lamina.traits import CLASSES, DECODER, DECODER_ONLY, ENCODER, ENCODER_ONLY, PAIRS
 
+# Of feed-forward blocks; the first is the default.
+FFN_STARTS = ("torch", "xavier")
+
 
 def no_block() -> Any:
     raise AssertionError("whoever checks a configuration builds nothing")
@@ -180,6 +183,10 @@ class ModelConfig:
         "init-type", "residuals and the weights they start from; admin, for deep Post-LN models, profiles on the first batch "
                      "and then trains", register.residual, default="default", aliases=("residual",),
         paper="Liu et al. 2020 (Admin)")
+    ffn_init: str | None = flag(None, "how both matrices of a feed-forward block begin: uniform in +-1/sqrt(fan-in), as are "
+                                      "their biases (torch: fairseq since 0.10), or Xavier and zero biases (xavier: 0.9), "
+                                      "whose product is several times as large; torch if left out", name="ffn-init",
+                                choices=FFN_STARTS, wants=(DECODER,))
     fusion: Fusion = variant(
         "fusion", "what the decoder layers read of the encoder", register.fusion, default="none", paper="Liu et al. 2021",
         wants=(PAIRS,), switches={
@@ -218,7 +225,14 @@ class ModelConfig:
         check(not self.embedding.share_decoder or (self.lm.input_dim or self.decoder.model_dim)
               == (self.lm.output_dim or self.decoder.model_dim),
               "--share-decoder-input-output-embed has one matrix: make --decoder-input-dim and --decoder-output-dim equal.")
+        check(self.ffn_init is None or not self.init.sets_feed_forward,
+              f"--ffn-init has no effect with {self.init.spelled}, which sets the first weights of feed-forward blocks itself. "
+              "Leave one of them out.")
         self.init.check([side for side in ("encoder", "decoder") if getattr(self, side).is_pre_norm])
+
+    @property
+    def ffn_start(self) -> str:
+        return self.ffn_init or FFN_STARTS[0]
 
     @property
     def trained_depths(self) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 from lamina.config.command_help import Wanted, shown_options
 from lamina.config.fairseq_options import REFUSED_VALUES, Retired, retired_for
+from lamina.config.packaged_recipes import path_of
 from lamina.config.presets import preset_values
 from lamina.config.yaml_file import flag_words, read_mapping
 from lamina.errors import ConfigError
@@ -217,7 +218,7 @@ def _with_bare_values(words: list[str], cls: type) -> list[str]:
 
 def _recipe_words(path: str, cls: type) -> list[str]:
     """The flags that a file gives: of a flat mapping all its keys, of a whole recipe (docs/recipes.md) those of its `train`."""
-    values = read_mapping(path)
+    values = read_mapping(path_of(path))
     return flag_words(values["train"] if isinstance(values.get("train"), dict) else values,
                       {leaf.name for leaf in unique_leaves(cls) if leaf.info.positional})
 

@@ -17,6 +17,7 @@ TRUST_HELP = ("let recipe and corpus name files outside of the folders given her
 class RecipeListConfig:
     """List."""
 
+    name: str | None = flag(None, "recipe to show in full, by name or path", positional=True)
     tier: int | None = flag(None, "only those with runs in this tier")
 
 

@@ -1,4 +1,4 @@
-"""What the smaller commands can be told: average, convert, export, fold, info, demo."""
+"""What the smaller commands can be told: average, convert, export, fold, info, completion, demo."""
 
 from __future__ import annotations
 
@@ -90,6 +90,13 @@ class InfoConfig:
     is_json: bool = flag(False, "print everything, the whole configuration included, as JSON", name="json")
     plug_ins: PlugInConfig = part(PlugInConfig)
 
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionConfig:
+    """Completion."""
+
+    shell: str = flag(REQUIRED, "shell to write it for", choices=("bash", "zsh", "fish"), positional=True)
 
 
 @dataclass(frozen=True, kw_only=True)

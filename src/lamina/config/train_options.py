@@ -78,8 +78,8 @@ class PrecisionConfig:
     cuda_graphs: bool = flag(True, "on a GPU, record the kernels of an update once and replay them: several times as fast")
     compiles: bool = flag(True, "on a GPU, let torch.compile fuse what it can before an update is recorded", name="compile",
                           needs="cuda-graphs")
-    packs: bool = flag(True, "on a GPU, pack sentence pairs one behind the other into rows of --max-tokens, which have one "
-                             "shape and no padding", name="pack", wants=(PAIRS,))
+    packs: bool = flag(True, "on a GPU, give all batches of sentence pairs the same shape, rows of --max-tokens, so that "
+                             "updates can be captured", name="pack", wants=(PAIRS,))
     fp16_init_scale: float = flag(128.0, "first loss scale", needs="fp16", aliases=("amp-init-scale",))
     fp16_scale_window: int | None = flag(None, "updates without overflow before the scale doubles; 2^14 / update-freq / "
                                                "ranks if left out", needs="fp16", aliases=("amp-scale-window",))
@@ -227,8 +227,8 @@ class TrainConfig:
     kind: TaskKind = variant("task", "what to learn", register.task, default="")
     arch: str = flag("transformer", "preset that gives the model's defaults", aliases=("-a",),
                      choices=register.arch, metavar="NAME")
-    config: str | None = flag(None, "recipe: a YAML file of `flag: value` lines, or with them under `train:`; flags given here "
-                                    "win over it",
+    config: str | None = flag(None, "recipe: a YAML file of `flag: value` lines, or with them under `train:`; or the name of "
+                                    "one that comes with Lamina (`lamina recipe list`); flags given here win over it",
                               metavar="FILE")
     print_config: bool = flag(False, "print the resolved configuration, in the form of a recipe, and stop")
     seed: int = flag(1, "fixes the initial weights, the order of the data and dropout")

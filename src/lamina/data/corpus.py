@@ -12,7 +12,7 @@ import numpy as np
 from lamina.data.batching import AnyBatch, Batch, collate
 from lamina.data.binary import BinaryReader
 from lamina.data.data_folder import check_finished, split_name
-from lamina.data.packing import PackedBatch, PackedShape, Sentences, packed
+from lamina.data.packing import PackedBatch, PackedShape, Sentences, flat, packed
 from lamina.data.verify import load_dictionary
 from lamina.errors import DataError
 from lamina.text.vocabulary import EOS, Vocabulary
@@ -119,6 +119,10 @@ class ParallelCorpus:
     def packed_batch(self, indices: Sequence[int], shape: PackedShape) -> PackedBatch:
         source, target = (self._side(number, np.asarray(indices)) for number in range(2))
         return packed(source, target, shape, indices)
+
+    def flat_batch(self, indices: Sequence[int]) -> PackedBatch:
+        source, target = (self._side(number, np.asarray(indices)) for number in range(2))
+        return flat(source, target, indices)
 
     def _side(self, side: int, indices: np.ndarray) -> Sentences:
         """Read in one go, not sentence by sentence: a fast GPU would wait for that."""

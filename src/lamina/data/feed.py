@@ -1,4 +1,9 @@
-"""The stream of batches of a run: planned by seed and epoch, prepared ahead of the step that needs them."""
+"""The stream of batches of a run: planned by seed and epoch, prepared ahead of the step that needs them.
+
+A batch of the plan is one list of sentences. With --batch-order mixed these are of any length: pairs come as rows without pads,
+of one shape where a GPU replays captured updates (packed) and as long as they need to be elsewhere (flat). With --batch-order
+length they are about as long as each other, and padded, as in fairseq.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lamina.config.batches import BatchConfig
+from lamina.config.batches import BY_LENGTH, MIXED, BatchConfig
 from lamina.data.batching import AnyBatch, batch_by_size, length_order
 from lamina.data.corpus import Corpus, ParallelCorpus
 from lamina.data.packing import PackedShape, plan_packed
@@ -77,10 +82,14 @@ class Feed:
         self._digested: tuple[int, str] | None = None  # the plan's digest, by epoch
         self._max_positions = max_positions
         self.packed_shape: PackedShape | None = None
+        self.is_flat = is_shuffled and not is_packed and limits.order == MIXED and isinstance(corpus, ParallelCorpus)
         if is_packed:
             assert limits.max_tokens is not None, "a packed row is --max-tokens long"
-            self.packed_shape = PackedShape.of([sizes[self._fitting] for sizes in corpus.sizes.values()], limits.max_tokens,
-                                               limits.max_sentences)
+            self.packed_shape = self._shape(limits.max_tokens)
+
+    def _shape(self, max_tokens: int) -> PackedShape:
+        return PackedShape.of([sizes[self._fitting] for sizes in self.corpus.sizes.values()], max_tokens,
+                              self.limits.max_sentences)
 
     def describe_limits(self, max_positions: tuple[int, ...]) -> str:
         tokens = f" or --max-tokens {self.limits.max_tokens}" if self.limits.max_tokens else ""
@@ -100,6 +109,10 @@ class Feed:
         generator = np.random.default_rng([self.seed, epoch]) if self.is_shuffled else None
         if self.packed_shape is not None:
             return self._make_packed_plan(self.packed_shape, epoch, generator)
+        if self.is_flat:
+            # Without a limit on tokens, that on sentences is the only one.
+            every = sum(int(sizes[self._fitting].sum(dtype=np.int64)) for sizes in self.corpus.sizes.values())
+            return self._make_packed_plan(self._shape(self.limits.max_tokens or every), epoch, generator, self.limits.multiple)
         order = length_order([sizes[self._fitting] for sizes in self.corpus.sizes.values()], generator)
         batches = batch_by_size(self._fitting[order].tolist(), self.corpus.lengths, max_tokens=self.limits.max_tokens,
                                 max_sentences=self.limits.max_sentences, multiple=self.limits.multiple)
@@ -107,14 +120,18 @@ class Feed:
             generator.shuffle(batches)  # type: ignore[arg-type]
         return batches
 
-    def _make_packed_plan(self, shape: PackedShape, epoch: int, generator: np.random.Generator | None) -> list[list[int]]:
+    def _make_packed_plan(self, shape: PackedShape, epoch: int, generator: np.random.Generator | None,
+                          multiple: int = 1) -> list[list[int]]:
         """Sentences as they come, whatever their length: where nothing is padded, nothing is gained by sorting."""
         sizes = list(self.corpus.sizes.values())
-        if generator is not None and epoch > self.limits.curriculum:
-            order = generator.permutation(len(self._fitting))
-        else:
-            order = length_order([side[self._fitting] for side in sizes], generator)
-        return plan_packed(self._fitting[order], sizes, shape)
+        is_shuffled = generator is not None and epoch > self.limits.curriculum
+        if generator is not None and is_shuffled and self.limits.order != BY_LENGTH:
+            return plan_packed(self._fitting[generator.permutation(len(self._fitting))], sizes, shape, multiple)
+        order = length_order([side[self._fitting] for side in sizes], generator)
+        batches = plan_packed(self._fitting[order], sizes, shape, multiple)
+        if generator is not None and is_shuffled:
+            generator.shuffle(batches)  # type: ignore[arg-type]
+        return batches
 
     def place(self, epoch: int, batches_done: int) -> Place:
         if not batches_done:
@@ -143,8 +160,10 @@ class Feed:
         return self._digested[1]
 
     def padding_share(self, epoch: int) -> float:
-        """How much of an epoch's batches is padding, all sides counted."""
+        """How much of an epoch's batches is padding, all sides counted; that inside attention alone is not."""
         plan = self.plan(epoch)
+        if self.is_flat:
+            return 0.0
         if self.packed_shape is not None:
             sides = self.corpus.sizes.values()
             tokens = sum(int(sizes[self._fitting].sum(dtype=np.int64)) for sizes in sides)
@@ -195,6 +214,9 @@ class Feed:
         if self.packed_shape is not None:
             assert isinstance(self.corpus, ParallelCorpus), "pairs of sentences are packed"
             return self.corpus.packed_batch(indices, self.packed_shape).to(self.device)
+        if self.is_flat:
+            assert isinstance(self.corpus, ParallelCorpus), "pairs of sentences are laid end to end"
+            return self.corpus.flat_batch(indices).to(self.device)
         return self.corpus.batch(indices, (self.seed, epoch)).to(self.device)
 
 

@@ -1,7 +1,8 @@
 """Sentences one behind the other instead of padded rows: batches of one shape, with hardly a pad.
 
 A GPU replays a captured update only on tensors of the same shape. So a batch has two sides, source and target, each a row of
-exactly --max-tokens places filled with whole sentences (packed.py says what lies in it).
+exactly --max-tokens places filled with whole sentences (packed.py says what lies in it). Elsewhere shapes may differ from batch
+to batch, and rows are as long as their sentences: flat rows, the same batches without a pad.
 """
 
 # N places of a row, R sentences that there is room for
@@ -41,6 +42,7 @@ class PackedShape:
     places: int  # N, of a row
     max_sentences: int
     longest: int  # no sentence is longer
+    target_places: int | None = None  # of the target's row, where rows are as long as their sentences: then there are no pads
 
     @classmethod
     def of(cls, sizes: Sequence[np.ndarray], max_tokens: int, max_sentences: int | None) -> PackedShape:
@@ -49,9 +51,17 @@ class PackedShape:
         longest = 1 << (max(int(side.max()) for side in sizes) - 1).bit_length()
         return cls(max_tokens, min(room, max_sentences or room, max_tokens), longest)
 
+    @classmethod
+    def flat(cls, source: Sentences, target: Sentences) -> PackedShape:
+        """Of these sentences and no other ones."""
+        longest = int(max(source.sizes.max(), target.sizes.max()))
+        return cls(len(source.ids), len(source.sizes), longest, len(target.ids))
+
     @property
     def num_bounds(self) -> int:
         """Besides the sentences, those that pads form, and the end."""
+        if self.target_places is not None:
+            return self.max_sentences + 1
         return self.max_sentences + -(-self.places // self.longest) + 1
 
     @property
@@ -60,9 +70,10 @@ class PackedShape:
 
         What a batch brings along besides is one more name here and one more field of `Sides`.
         """
-        side = {"ids": self.places, "positions": self.places, "sentences": self.places, "bounds": self.num_bounds}
-        return {**{f"source.{name}": size for name, size in side.items()},
-                **{f"target.{name}": size for name, size in side.items()}, "target_in.ids": self.places}
+        target_places = self.places if self.target_places is None else self.target_places
+        sides = {"source": self.places, "target": target_places}
+        return {**{f"{side}.{name}": places if name != "bounds" else self.num_bounds for side, places in sides.items()
+                   for name in ("ids", "positions", "sentences", "bounds")}, "target_in.ids": target_places}
 
 
 class Sides(NamedTuple):
@@ -123,6 +134,8 @@ class PackedBatch:
         source, target = (_some_of(side, first, stop) for side in (whole.source, whole.target))
         needed = max(len(source.ids), len(target.ids))
         shape = PackedShape(-(-needed // PLACES_MULTIPLE) * PLACES_MULTIPLE, stop - first, self.shape.longest)
+        if self.shape.target_places is not None:
+            shape = PackedShape.flat(source, target)
         return replace(packed(source, target, shape, self.indices[first:stop]), recurs=False).to(self.buffer.device)
 
 
@@ -137,6 +150,11 @@ def packed(source: Sentences, target: Sentences, shape: PackedShape, indices: Se
     target_in[np.cumsum(target.sizes) - target.sizes] = EOS
     return PackedBatch(torch.from_numpy(buffer), buffer, shape, num_source_tokens=len(source.ids),
                        num_target_tokens=number, indices=tuple(indices))
+
+
+def flat(source: Sentences, target: Sentences, indices: Sequence[int]) -> PackedBatch:
+    """One batch of flat rows."""
+    return replace(packed(source, target, PackedShape.flat(source, target), indices), recurs=False)
 
 
 def _fill_(side: Packed, given: Sentences) -> None:
@@ -157,8 +175,8 @@ def _some_of(side: Packed, first: int, stop: int) -> Sentences:
     return Sentences(side.ids[0, bounds[0] : bounds[-1]].numpy(), np.diff(bounds))
 
 
-def plan_packed(order: np.ndarray, sizes: Sequence[np.ndarray], shape: PackedShape) -> list[list[int]]:
-    """Cut `order` into batches of which no side exceeds its row."""
+def plan_packed(order: np.ndarray, sizes: Sequence[np.ndarray], shape: PackedShape, multiple: int = 1) -> list[list[int]]:
+    """Cut `order` into batches of which no side exceeds its row; where they can be, of a multiple of so many sentences."""
     ends = [np.cumsum(side[order], dtype=np.int64) for side in sizes]
     batches: list[list[int]] = []
     first = 0
@@ -167,6 +185,8 @@ def plan_packed(order: np.ndarray, sizes: Sequence[np.ndarray], shape: PackedSha
         stop = min(int(np.searchsorted(side, start + shape.places, side="right"))
                    for side, start in zip(ends, before, strict=True))
         stop = min(stop, first + shape.max_sentences)
+        if stop < len(order):
+            stop = first + ((stop - first) // multiple * multiple or stop - first)
         assert stop > first, "a sentence that fits into no row was planned"
         batches.append(order[first:stop].tolist())
         first = stop

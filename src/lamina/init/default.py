@@ -1,4 +1,4 @@
-"""The references' initialisation: Xavier weights, small embeddings, zero padding rows."""
+"""fairseq's initialisation: Xavier weights, small embeddings, zero padding rows; feed-forward blocks by version."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from torch import nn
 from lamina.nn.adaptive import AdaptiveHead
 from lamina.nn.attention import CrossAttention, SelfAttention, SurfaceAttention
 from lamina.nn.embedding import InputEmbedding, TokenTable
+from lamina.nn.feed_forward import FeedForward
 from lamina.nn.positions import LearnedPositions
 from lamina.packed import PAD_POSITION
 
 
 @torch.no_grad()
-def initialise_(model: nn.Module) -> None:
-    """Module by module, in order, so that one seed gives one model."""
+def initialise_(model: nn.Module, feed_forward: str = "torch") -> None:
+    """Module by module, in order, so that one seed gives one model.
+
+    `feed_forward` is how both matrices of these blocks begin: "xavier", with zero biases, as in fairseq 0.9, or "torch", as
+    `nn.Linear` does itself and fairseq since 0.10. The rest begins alike in both.
+    """
     for module in model.modules():
         match module:
             case nn.LayerNorm():
@@ -33,6 +38,11 @@ def initialise_(model: nn.Module) -> None:
     # After all of those: these hold some of them, and differ.
     for module in model.modules():
         match module:
+            case FeedForward() if feed_forward == "torch":
+                for linear in (module.fc1, module.fc2):
+                    bound = linear.in_features ** -0.5
+                    nn.init.uniform_(linear.weight, -bound, bound)
+                    nn.init.uniform_(linear.bias, -bound, bound)
             case SelfAttention():
                 _projections_(module.in_proj, num_parts=3, gain=1 / math.sqrt(2))
             case CrossAttention():
@@ -49,8 +59,13 @@ def initialise_(model: nn.Module) -> None:
                 # Only where the table is looked up: an output matrix of its own keeps its padding row.
                 module.table.clear_padding_()
             case AdaptiveHead() if not module.is_tied:
-                for table in (module.table, *(tail.table for tail in module.tails)):
-                    nn.init.xavier_uniform_(table.weight)
+                for tail in module.tails:
+                    nn.init.xavier_uniform_(tail.table.weight)
+                # One matrix in fairseq: frequent words, then an entry for each band.
+                first = (module.table.weight, module.clusters.weight)
+                bound = math.sqrt(6 / (first[0].size(1) + sum(map(len, first))))
+                for weight in first:
+                    nn.init.uniform_(weight, -bound, bound)
             case LearnedPositions():
                 module.weight[PAD_POSITION] = 0.0
 

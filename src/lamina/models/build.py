@@ -52,7 +52,7 @@ def build_model(config: ModelConfig, source_vocab_size: int, target_vocab_size: 
         max_source_positions=embedding.max_source_positions,
         max_target_positions=embedding.max_target_positions,
     )
-    initialise_(model)
+    initialise_(model, config.ffn_start)
     config.init.initialise_(model.encoder, encoder_place)
     config.init.initialise_(model.decoder, decoder_place)
     config.adapter.attach_(model)
@@ -98,7 +98,7 @@ def build_decoder_only(config: ModelConfig, vocab_size: int) -> DecoderOnly:
         pad_id=PAD_ID,
         max_target_positions=embedding.max_target_positions,
     )
-    initialise_(model)
+    initialise_(model, config.ffn_start)
     config.init.initialise_(model.decoder, place)
     config.adapter.attach_(model)
     return model

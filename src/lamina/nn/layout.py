@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from importlib.util import find_spec
 from shutil import which
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lamina.nn.flat_attention import Blocks
 from lamina.nn.packed_attention import packed_attention
 from lamina.packed import PAD_POSITION, Packed, Rows
 
@@ -100,11 +102,19 @@ class PackedLayout(Packed):
             return torch.ops.aten._flash_attention_forward(
                 *(part.unflatten(1, (num_heads, -1)) for part in parts), reader.bounds, self.bounds, reader.longest,
                 self.longest, dropout_p, is_causal, False)[0].flatten(1)
-        may_attend = reader.sentences[:, None] == self.sentences
-        if is_causal:
-            may_attend = may_attend.tril()
-        query, key, value = (split_heads(part[None], num_heads) for part in parts)
-        return join_heads(F.scaled_dot_product_attention(query, key, value, attn_mask=may_attend, dropout_p=dropout_p))[0]
+        return self._blocks_of(reader).attend(query, memory, num_heads, is_causal=is_causal, dropout_p=dropout_p)
+
+    def _blocks_of(self, reader: PackedLayout) -> Blocks:
+        """Made at the first layer that attends, and kept as long as the layout."""
+        known, key = reader._blocks, id(self.bounds)
+        if key not in known:
+            known[key] = (self, Blocks(reader.bounds, None if self is reader else self.bounds))
+        return known[key][1]
+
+    @cached_property
+    def _blocks(self) -> dict[int, tuple[PackedLayout, Blocks]]:
+        """By who is read, which is kept too, so that no other one takes its number."""
+        return {}
 
 
 AnyLayout = Layout | PackedLayout

@@ -43,6 +43,7 @@ class Residual(ModelPart):
     table = "residual"
     option = "init-type"
     topic = "Initialisation"
+    sets_feed_forward = False  # whether `initialise_` decides how feed-forward blocks begin, so that --ffn-init cannot
 
     def check(self, pre_norm_sides: Sequence[str]) -> None:
         """Raise a ConfigError where it makes no sense with Pre-LN, which these sides have."""

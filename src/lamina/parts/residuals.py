@@ -207,6 +207,7 @@ class DeepNet(DepthResidual):
     """alpha * x + f(x), alpha and the first weights constants of the depth (Wang et al. 2022)."""
 
     set_by_pruning = ("deepnet-layers",)
+    sets_feed_forward = True
 
     layers: tuple[int, ...] = flag((), "layers that DeepNet's constants are computed from, encoder and decoder; those of the "
                                        "model if left out. A pruned model keeps the ones it was trained with",

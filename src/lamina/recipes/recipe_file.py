@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import lamina
+from lamina.config.packaged_recipes import all_names, folders
 from lamina.config.yaml_file import read_mapping
 from lamina.errors import ConfigError
 from lamina.fields import suggestion
@@ -74,16 +73,6 @@ class Recipe:
         if tier is None:
             return [(name, seed) for seed in self.seeds for name in self.variants]
         return list(self.tiers.get(tier, ()))
-
-
-def folders() -> list[Path]:
-    """Where recipes lie: beside the source tree, or where an installation puts data."""
-    places = [Path(lamina.__file__).parents[2] / "recipes", Path(sysconfig.get_path("data")) / "share" / "lamina" / "recipes"]
-    return [place for place in places if place.is_dir()]
-
-
-def all_names() -> list[str]:
-    return sorted({path.stem for folder in folders()[:1] for path in folder.glob("*.yaml")})
 
 
 def find_recipe(name: str) -> Recipe:

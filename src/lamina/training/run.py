@@ -19,7 +19,7 @@ import torch
 from lamina import console
 from lamina.checkpoint.format import Checkpoint
 from lamina.checkpoint.marks import marks_of
-from lamina.config.batches import BatchConfig
+from lamina.config.batches import BY_LENGTH, BatchConfig
 from lamina.config.train_options import TrainConfig
 from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus, ParallelCorpus
@@ -59,6 +59,7 @@ from lamina.training.restore import (
     restore_weights_,
     run_to_be,
 )
+from lamina.training.settled import settled
 from lamina.training.update import Updater
 from lamina.training.validate import bits_per_token, validation_loss
 from lamina.traits import PAIRS
@@ -78,7 +79,8 @@ class Run:
             self.reporter.note(notice)
         start = self._starting_point(config)
         # A pruned checkpoint decides how deep the model is; from here on this is the configuration, also on disk.
-        self.config = config = pruned_config(config, None if start is None else start.checkpoint, self.reporter.note)
+        config = pruned_config(config, None if start is None else start.checkpoint, self.reporter.note)
+        self.config = config = settled(config, start, self.reporter.note, is_packed=self.is_packed)
         self.task = config.kind.open(config.data, config.model)
         self.schedule = optimization.schedule.build(Rates(optimization.lr, optimization.min_lr, optimization.max_update))
         if ranks.is_first or os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) == "0":  # once on each machine
@@ -404,7 +406,8 @@ class Run:
 
     def _first_batches(self, number: int) -> list[AnyBatch]:
         """In padded rows, whatever training makes of them: a profile does not depend on how the GPU likes its batches."""
-        feed = self._feed(self.task.train_corpus(1), self.config.batches, is_shuffled=True)
+        limits = replace(self.config.batches, order=BY_LENGTH)
+        feed = self._feed(self.task.train_corpus(1), limits, is_shuffled=True)
         with closing(feed.batches(1)) as batches:
             return list(islice(batches, number))
 
