@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -256,3 +257,69 @@ def test_bleu_of_text_that_came_tokenized_is_of_its_tokens(tmp_path, capsys):
     assert main(["analyze", "fusion", str(tmp_path / "out" / "checkpoint_last.pt"), str(tmp_path / "data"), "--gen-subset",
                  "train", "--out", str(tmp_path / "page"), "--cpu"]) == 0
     assert "tok:none" in (tmp_path / "page" / "summary.csv").read_text()
+
+
+# -- importance, and healing
+
+
+@pytest.mark.parametrize("kind", ["influence", "loss"])
+def test_a_guess_in_one_pass_finds_layers_that_do_nothing(trained, tmp_path, capsys, kind):
+    """As the exact search does, and with the same figure for them."""
+    data, path = trained
+    budget = ["--search", "--encoder-layers", "2", "--decoder-layers", "2", "--gen-subset", "train"]
+    lines = prune(capsys, path, data, *budget, "--importance", kind, "--output", tmp_path / "small.pt")
+    exact = prune(capsys, path, data, *budget, "--output", tmp_path / "exact.pt")
+    guess = next(line for line in lines if line.startswith(f"| by {kind}"))
+    assert "encoder 1,3; decoder 0,3 " in guess
+    worth = {words[3]: [float(word) for word in words[5:]] for words in map(str.split, lines) if words[1] == kind}
+    assert set(worth) == {"encoder", "decoder"}
+    for side, numbers in worth.items():
+        idle = [number for layer, number in enumerate(numbers) if layer not in REAL[side]]
+        assert max(idle) < 1e-4 < min(numbers[layer] for layer in REAL[side])
+    # As good as all layers, and by the same figures as those of the search.
+    figures = [re.findall(r"\d+\.\d+", line) for line in (guess, next(line for line in exact if "| all layers" in line))]
+    assert figures[0] == figures[1]
+
+
+def test_the_angular_guess_takes_out_a_block(trained, tmp_path, capsys):
+    data, path = trained
+    lines = prune(capsys, path, data, "--search", "--decoder-layers", "2", "--importance", "angular", "--output",
+                  tmp_path / "small.pt")
+    distances = next([float(word) for word in line.split()[9:]] for line in lines if "decoder layers: " in line)
+    assert len(distances) == 3  # blocks of two among four layers
+    assert min(distances) == distances[1]
+    assert any(line.startswith("| by angular") and "decoder 0,3" in line for line in lines)
+
+
+@pytest.mark.parametrize("teacher", ["0.5", "0"])
+def test_healing_trains_the_cut_model_and_writes_the_best_of_it(trained, tmp_path, capsys, teacher):
+    data, path = trained
+    output = tmp_path / "healed.pt"
+    lines = prune(capsys, path, data, "--encoder-layers-to-keep", "1", "--output", output, "--heal", "10", "--heal-lr", "0.01",
+                  "--distill-weight", teacher, "--cpu")
+    assert any("learning from" in line for line in lines) == (teacher == "0.5")
+    assert any("10 updates are done" in line for line in lines)
+    healed, cut = load_checkpoint(output), load_checkpoint(tmp_path / "healed.heal" / "cut.pt")
+    assert depths(output) == (1, DEPTH)
+    assert healed.training["healed"] == 10
+    assert healed.weights.keys() == cut.weights.keys()
+    assert any(not torch.equal(weight, cut.weights[name]) for name, weight in healed.weights.items())
+    assert main(["generate", data, "--path", str(output), "--gen-subset", "valid", "--quiet", "--cpu"]) == 0
+
+
+def test_healing_that_makes_no_sense_is_refused(trained, tmp_path, capsys):
+    data, path = trained
+    output = tmp_path / "healed.pt"
+    for words, why in (
+        ([path, "--encoder-layers-to-keep", "1", "--heal", "5"], "give the data folder"),
+        ([path, data, "--heal", "5"], "which layers are to stay|needs a model to heal"),
+        ([path, data, "--encoder-layers-to-keep", "1", "--heal-lr", "0.1"], "--heal"),
+        ([path, data, "--search", "--encoder-layers", "2", "--importance", "loss", "--beam-width", "2"], "ranks the layers"),
+        ([path, "--encoder-layers-to-keep", "1", "--importance", "loss"], "--importance has no effect without"),
+    ):
+        assert main(["prune", *words, "--output", str(output)]) == 2, why
+        assert re.search(why, capsys.readouterr().err), why
+        assert not list(tmp_path.iterdir())
+    prune(capsys, path, data, "--encoder-layers-to-keep", "1", "--output", output, "--heal", "1", "--cpu")
+    assert main(["prune", path, data, "--encoder-layers-to-keep", "3", "--output", str(output), "--heal", "1", "--cpu"]) == 2
+    assert "holds what healing another model left" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -125,6 +125,35 @@ def watch_layers(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
              for name, stack in stacks_of(model).items() for layer in stack.layers]
     with _until_removed(hooks):
         yield outputs
+
+
+class LayerStates(NamedTuple):
+    """What a stack's layers read and put out, in order; padding is left out. (N, D) each"""
+
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+@contextmanager
+def watch_layer_states(model: nn.Module) -> Iterator[dict[str, LayerStates]]:
+    """While it lasts, what enters and leaves each layer, by stack."""
+    found = {name: LayerStates([], []) for name in stacks_of(model)}
+    tokens = _Tokens()
+
+    def keep(states: LayerStates) -> Callable[..., None]:
+        def hook(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            after = output[0] if isinstance(output, tuple) else output
+            if not isinstance(inputs[0], Tensor):
+                raise CheckpointError("the layers of this model hand on several tensors, so there is no state before and after "
+                                      "each to compare. Take --importance loss, or the search without --importance.")
+            states.inputs.append(inputs[0][tokens.mask])
+            states.outputs.append(after[tokens.mask])
+        return hook
+
+    hooks = [layer.register_forward_hook(keep(found[name]))
+             for name, stack in stacks_of(model).items() for layer in stack.layers]
+    with _until_removed([*tokens.hooks(model), *hooks]):
+        yield found
 
 
 @contextmanager

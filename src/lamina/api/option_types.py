@@ -97,6 +97,9 @@ class TrainOptions(TypedDict, total=False):
     deepnet_layers: int | Sequence[int] | str
     device_id: int | None
     disable_validation: bool
+    distill_from: str | None
+    distill_temperature: float
+    distill_weight: float
     distributed_init_method: str | None
     distributed_port: int
     distributed_rank: int

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lamina.checkpoint.format import Checkpoint
     from lamina.pruning.cut import Keep
     from lamina.pruning.layer_meter import LayerMeter
+    from lamina.pruning.layer_search import Found
     from lamina.pruning.subsets import Subset
 
 
@@ -33,11 +34,12 @@ def run(config: PruneConfig) -> None:
         keep = chosen_layers(checkpoint, config.keep, path)
         if keep == Keep():
             raise ConfigError(f"these are all the layers of {path}: there is nothing to prune.")
-        _write(checkpoint, keep, path, output)
+        _finish(config, checkpoint, keep, path, output)
         return
     meter, quality = _open(config, checkpoint, path, output)
     if config.search.is_on:
-        _write(checkpoint, _found(config, meter, quality, path), path, output)
+        find = _found if config.search.importance is None else _guessed
+        _finish(config, checkpoint, find(config, meter, quality, path), path, output)
     if config.search.curve is not None:
         _draw(config, meter, quality, path, output)
 
@@ -63,6 +65,27 @@ def _found(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], f
     total = most_measurements(meter.whole.depths, depths, width) + len(RULES)
     with console.progress("searching layers", total) as advance:
         found = search_layers(meter.whole, depths, _counting(quality, advance), width=width, is_maximized=meter.is_maximized)
+    return _compared(config, meter, quality, found)
+
+
+def _guessed(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], float], path: Path) -> Keep:
+    """By what each layer seems to be worth, in one pass; the simple rules are in the running here too."""
+    from lamina.pruning.importance import rank_layers
+    from lamina.pruning.layer_search import best_of, budget_of
+
+    kind, depths = config.search.importance, budget_of(config.search, meter.whole, path)
+    assert kind is not None, "asked for"
+    with console.progress("ranking layers", len(meter.batches)) as advance:
+        found = rank_layers(kind, meter, depths, advance)
+    for side, worth in found.worth.items():
+        print(f"| {kind} of {'blocks that begin at ' if kind == 'angular' else ''}{side} layers: "
+              f"{' '.join(f'{number:.4f}' for number in worth)}")
+    return _compared(config, meter, quality, best_of({f"by {kind}": found.subset}, meter.whole, depths, quality,
+                                                     is_maximized=meter.is_maximized))
+
+
+def _compared(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], float], found: Found) -> Keep:
+    """Shows what was compared; the best of it stays."""
     tokens = ", tokens as they stand (tok:none)" if config.measure.cuts_words and meter.counts_tokens else ""
     unit = f"{config.measure.figure.label}{tokens}" if config.measure.is_of_texts else "loss, bits a token"
     print(f"| {unit}, on {config.measure.subset}:")
@@ -103,21 +126,45 @@ def _show(rows: Sequence[tuple[Any, ...]], kept: str = "") -> None:
         print("  ".join([f"| {name:<{widths[0]}}", f"{subset!s:<{widths[1]}}", f"{value:9.3f}", *last]))
 
 
-def _write(checkpoint: Checkpoint, keep: Keep, path: Path, output: Path) -> None:
+def _finish(config: PruneConfig, checkpoint: Checkpoint, keep: Keep, path: Path, output: Path) -> None:
+    """Cut, heal if asked to, and write."""
     from lamina.checkpoint.format import save_checkpoint
     from lamina.checkpoint.marks import marks_of
     from lamina.pruning.cut import PRUNING_LINE, doubts, prune_checkpoint
 
-    for doubt in doubts(checkpoint, keep, path):
-        console.warn(doubt)
-    print(f"| {PRUNING_LINE}")
-    config = checkpoint.model_config()
-    for side, layers in zip(keep._fields, keep, strict=True):
-        if layers is not None:
-            print(f"| {side} layers {','.join(map(str, layers))} of {getattr(config, side).num_layers}")
     # What resuming needs is left out: the file is one to use, or to begin another run with.
     small = prune_checkpoint(checkpoint, keep)
     small = replace(small, training={**marks_of(small), "pruned": path.name})
+    heal = None if not config.heal.updates else _healing(config, checkpoint, small, output)
+    for doubt in doubts(checkpoint, keep, path):
+        console.warn(doubt)
+    print(f"| {PRUNING_LINE}")
+    whole = checkpoint.model_config()
+    for side, layers in zip(keep._fields, keep, strict=True):
+        if layers is not None:
+            print(f"| {side} layers {','.join(map(str, layers))} of {getattr(whole, side).num_layers}")
     print(f"| num. model params: {sum(weight.numel() for weight in small.weights.values())}")
-    save_checkpoint(output, small)
+    save_checkpoint(output, small if heal is None else heal())
     print(f"| wrote {output}")
+
+
+def _healing(config: PruneConfig, checkpoint: Checkpoint, small: Checkpoint, output: Path) -> Callable[[], Checkpoint]:
+    """What heals the cut model; what cannot be is refused now, with nothing written."""
+    from lamina.checkpoint.format import load_checkpoint, save_checkpoint
+    from lamina.checkpoint.marks import marks_of
+    from lamina.commands.train import run as train
+    from lamina.pruning.heal import CUT_NAME, check_folder, heal_config, heal_folder
+
+    folder = heal_folder(output)
+    check_folder(folder, small)
+    training = heal_config(config, checkpoint, small, folder)
+
+    def heal() -> Checkpoint:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_checkpoint(folder / CUT_NAME, small)
+        train(training)
+        healed = load_checkpoint(folder / "checkpoint_best.pt")
+        return replace(healed, training={**marks_of(healed), "pruned": Path(config.checkpoint).name,
+                                         "healed": config.heal.updates})
+
+    return heal

@@ -20,6 +20,11 @@ class LayerSearchConfig:
                               "those that are missed least", name="search", paper="Fan et al. 2020 §3.2")
     encoder_layers: int | None = flag(None, "how many encoder layers to keep; all if left out", needs="search")
     decoder_layers: int | None = flag(None, "how many decoder layers to keep; all if left out", needs="search")
+    importance: str | None = flag(
+        None, "guess in one pass over the data instead of searching: layers whose output is most like their input go "
+              "(influence), the block of layers whose ends are most alike (angular), or the layers without which the loss "
+              "rises least (loss)", choices=("influence", "angular", "loss"), needs="search",
+        paper="Men et al. 2024; Gromov et al. 2024")
     beam_width: int = flag(1, "choices of layers to go on from at each depth; 1 is greedy, more is slower and finds more")
     curve: str | None = flag(None, "measure quality and decoding speed at every depth of these stacks (both, if given bare), "
                                    "for evenly spaced, first, last and searched layers, and draw them beside --output",
@@ -29,6 +34,8 @@ class LayerSearchConfig:
         for name, number in (("encoder-layers", self.encoder_layers), ("decoder-layers", self.decoder_layers)):
             check(number is None or number >= 1, f"--{name} is {number}; a model needs at least 1 layer.")
         check(self.beam_width >= 1, f"--beam-width is {self.beam_width}; it must be at least 1, where 1 is greedy.")
+        check(self.importance is None or self.beam_width == 1,
+              "--beam-width has no effect with --importance, which ranks the layers once. Leave one of them out.")
         check(not self.is_on or self.encoder_layers is not None or self.decoder_layers is not None,
               "--search needs a budget: say how many layers to keep with --encoder-layers or --decoder-layers, or both.")
 
@@ -72,15 +79,34 @@ class LayerMetricConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HealConfig:
+    """Healing: fine-tune what is left."""
+
+    updates: int = flag(0, "train the cut model for so many updates, as the whole one was trained, with the whole one as its "
+                           "teacher; the best of it is written. 0: write it as it was cut", name="heal")
+    lr: float | None = flag(None, "learning rate to fall from, in a straight line to 0; half of the run's if left out",
+                            name="heal-lr", needs="heal")
+    teacher_weight: float = flag(0.5, "the whole model's share of the loss; 0: learn from the data alone",
+                                 name="distill-weight", needs="heal", paper="Kim and Rush 2016 §3.1")
+
+    def __post_init__(self) -> None:
+        check(self.updates >= 0, f"--heal is {self.updates}; it must be a number of updates, or 0.")
+        check(self.lr is None or self.lr > 0, f"--heal-lr is {self.lr}; it must be above 0.")
+        check(0.0 <= self.teacher_weight <= 1.0, f"--distill-weight is {self.teacher_weight}; it must lie in [0, 1].")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PruneConfig:
     """Files."""
 
     checkpoint: str = flag(REQUIRED, "checkpoint to prune", positional=True)
-    data: str | None = flag(None, "data folder to measure on, with --search and --curve", positional=True)
+    data: str | None = flag(None, "data folder to measure on, with --search and --curve, and to train on, with --heal",
+                            positional=True)
     output: str = flag(REQUIRED, "checkpoint to write; measurements and figures go beside it", metavar="FILE")
     keep: KeepConfig = part(KeepConfig)
     search: LayerSearchConfig = part(LayerSearchConfig)
     measure: LayerMetricConfig = part(LayerMetricConfig)
+    heal: HealConfig = part(HealConfig)
     plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
@@ -93,7 +119,16 @@ class PruneConfig:
               "--curve). Leave one of them out.")
         check(not measures or self.data is not None,
               "--search and --curve measure on data: give the data folder after the checkpoint.")
-        check(measures or self.data is None, "a data folder has no effect without --search or --curve. Leave it out.")
+        heals = self.heal.updates > 0
+        check(not heals or self.data is not None, "--heal trains on data: give the data folder after the checkpoint.")
+        check(measures or heals or self.data is None,
+              "a data folder has no effect without --search, --curve or --heal. Leave it out.")
+        check(not heals or self.search.is_on or not self.keep.is_empty,
+              "--heal needs a model to heal: name the layers to keep (--encoder-layers-to-keep, --decoder-layers-to-keep), or "
+              "have them found with --search.")
         default = flatten(LayerSearchConfig()) | flatten(LayerMetricConfig())
-        given = [name for name, value in (flatten(self.search) | flatten(self.measure)).items() if value != default[name]]
+        # Where the model is trained again, it may run where it is told to.
+        shared = {"cpu"} if heals else set()
+        given = [name for name, value in (flatten(self.search) | flatten(self.measure)).items()
+                 if value != default[name] and name not in shared]
         check(measures or not given, f"--{given[0] if given else ''} has no effect without --search or --curve. Leave it out.")

@@ -14,7 +14,7 @@ from lamina.fields import check, check_seed, flag, part, variant
 from lamina.parts.contracts import Criterion, Optimizer, Schedule, TaskKind
 from lamina.parts.figures import REFERENCE_METRICS, VALIDATION_FIGURES, known_figures
 from lamina.registry import register
-from lamina.traits import PAIRS
+from lamina.traits import CLASSES, PAIRS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,23 @@ class OptimizationConfig:
         check(self.clip_norm >= 0, f"--clip-norm is {self.clip_norm}; it must be 0 (never clip) or above.")
         for name in ("max_epoch", "max_update"):
             check(getattr(self, name) >= 0, f"--{name.replace('_', '-')} must be 0 (no limit) or above.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationConfig:
+    """Distillation: learn from another model besides the data."""
+
+    teacher: str | None = flag(None, "checkpoint of a model with the same dictionaries, of any depth, whose distribution over "
+                                     "each next word is learned besides the data's", name="distill-from", metavar="FILE",
+                               paper="Kim and Rush 2016 §3.1")
+    weight: float = flag(0.5, "the teacher's share of the loss; the rest is the criterion's own", name="distill-weight",
+                         needs="distill-from")
+    temperature: float = flag(1.0, "both distributions are flattened by it; the gradient keeps its size",
+                              name="distill-temperature", needs="distill-from", paper="Hinton et al. 2015 §2")
+
+    def __post_init__(self) -> None:
+        check(0.0 < self.weight <= 1.0, f"--distill-weight is {self.weight}; it must lie in (0, 1].")
+        check(self.temperature > 0.0, f"--distill-temperature is {self.temperature}; it must be above 0.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +237,7 @@ class TrainConfig:
     keep: KeepConfig = part(KeepConfig)
     batches: BatchConfig = part(BatchConfig)
     optimization: OptimizationConfig = part(OptimizationConfig)
+    distillation: DistillationConfig = part(DistillationConfig)
     precision: PrecisionConfig = part(PrecisionConfig)
     ranks: RanksConfig = part(RanksConfig)
     validation: ValidationConfig = part(ValidationConfig)
@@ -234,6 +252,7 @@ class TrainConfig:
         self._check_metric()
         self.kind.check(self)
         self._check_layer_drop()
+        self._check_distillation()
         check(not (self.saving.interval_updates and self.validation.is_off and self.validation.patience != -1),
               "--patience needs validation; leave out --disable-validation.")
 
@@ -244,6 +263,13 @@ class TrainConfig:
         check(not (is_by_batch and self.ranks.is_sharded),
               "--layerdrop-draws batch lets ranks run different layers at a time, and with --fsdp they hold each other's "
               "weights: leave one of them out.")
+
+    def _check_distillation(self) -> None:
+        if self.distillation.teacher is not None:
+            check(not self.kind.has(CLASSES), f"--distill-from learns a distribution over words, and --task {self.task} has "
+                                              "classes. Leave it out.")
+            check(not self.model.lm.softmax_cutoff, "--distill-from compares whole distributions over words, which an adaptive "
+                                                    "softmax is there to avoid. Leave one of them out.")
 
     def _check_metric(self) -> None:
         metric = self.validation.best_metric

@@ -79,7 +79,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         num_classes = output_weight.size(0)
         needs_features, needs_matrix, needs_bias, _, needs_token_weight, *_ = ctx.needs_input_grad
         features_grad = torch.empty_like(features) if needs_features else None
-        chunks = list(_chunks(features.size(0), num_classes, features.device.type))
+        chunks = list(chunks_of(features.size(0), num_classes, features.device.type))
         # Gradients of several chunks are added up in float32: half precision would lose the small ones.
         grad_type = torch.float32 if len(chunks) > 1 else output_weight.dtype
         matrix_grad = torch.zeros_like(output_weight, dtype=grad_type) if needs_matrix else None
@@ -156,7 +156,8 @@ def compiled_chunk() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     return compiled(score_chunk)
 
 
-def _chunks(num_tokens: int, num_classes: int, device: str) -> Iterator[slice]:
+def chunks_of(num_tokens: int, num_classes: int, device: str) -> Iterator[slice]:
+    """The tokens whose scores are computed together."""
     # A power of two of equal chunks where that is possible: what is compiled is compiled for one size.
     number = 1 << max(0, -(-num_tokens * num_classes // CHUNK_SCORES[device]) - 1).bit_length()
     size = max(1, -(-num_tokens // number))

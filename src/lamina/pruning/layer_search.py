@@ -112,7 +112,13 @@ def search_layers(whole: Subset, depths: tuple[int, int], quality: Callable[[Sub
                   is_maximized: bool) -> Found:
     """The best of what the search and the simple rules propose, so that it is never worse than evenly spaced layers."""
     found = descend([whole], depths, quality, width=width, is_maximized=is_maximized)[0]
-    subsets = {rule: by_rule(rule, depths, whole) for rule in RULES}
-    choices = {SEARCHED: found} | {rule: Scored(subset, quality(subset)) for rule, subset in subsets.items()}
+    return best_of({SEARCHED: found.subset}, whole, depths, quality, is_maximized=is_maximized)
+
+
+def best_of(proposed: dict[str, Subset], whole: Subset, depths: tuple[int, int], quality: Callable[[Subset], float], *,
+            is_maximized: bool) -> Found:
+    """What was proposed, and the simple rules beside it."""
+    subsets = proposed | {rule: by_rule(rule, depths, whole) for rule in RULES}
+    choices = {name: Scored(subset, quality(subset)) for name, subset in subsets.items()}
     best = ranked(choices.values(), is_maximized=is_maximized)[0].value
     return Found(choices, next(name for name, scored in choices.items() if scored.value == best))

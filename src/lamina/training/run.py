@@ -39,6 +39,7 @@ from lamina.parts.contracts import Beginning, Rates
 from lamina.provenance import origin
 from lamina.pruning.cut import prune_on_loading
 from lamina.text.subword import subword_to_dict
+from lamina.training.distillation import criterion_of
 from lamina.training.divergence import DivergenceWatch
 from lamina.training.keeper import LAST_NAME, Keeper
 from lamina.training.layer_drop import LayerDrop
@@ -105,7 +106,7 @@ class Run:
         # Each rank has a memory of its own to run out of.
         tell = self.reporter.note if ranks.is_first else lambda text: console.notice(f"rank {ranks.rank}: {text}")
         self.updater = Updater(self.model, optimization, config.precision, self.dtype, ranks, self._weights(), tell,
-                               self.reporter.skip_time)
+                               self.reporter.skip_time, criterion_of(config, self.task, self.dtype, self.device, tell))
         self.updater.before_step = self.keeper.before_change
         if start is not None and start.is_resumed:
             self.progress = restore_training(start, self.updater, config, self.reporter.note)

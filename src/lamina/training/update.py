@@ -16,6 +16,7 @@ from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.weights import FlatWeights
 from lamina.nn.compiling import compiled
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
+from lamina.parts.contracts import Criterion
 from lamina.training.layer_drop import run_in_any
 from lamina.training.loss import batch_loss
 from lamina.training.loss_scale import LossScale
@@ -49,10 +50,15 @@ class Updater:
 
     def __init__(self, model: Any, optimization: OptimizationConfig, precision: PrecisionConfig,
                  dtype: torch.dtype = torch.float32, ranks: Ranks = ALONE, weights: FlatWeights | None = None,
-                 note: Callable[[str], None] = lambda _: None, skip_time: Callable[[float], None] = lambda _: None) -> None:
-        """`skip_time` is told of seconds that are not training: an update's speed does not count them."""
+                 note: Callable[[str], None] = lambda _: None, skip_time: Callable[[float], None] = lambda _: None,
+                 criterion: Criterion | None = None) -> None:
+        """`skip_time` is told of seconds that are not training: an update's speed does not count them.
+
+        `criterion` takes the place of the optimization's own, as one that has a teacher does.
+        """
         self.model = model
         self.optimization = optimization
+        self.criterion = criterion or optimization.criterion
         self.ranks = ranks
         self.weights = weights or FlatWeights(model, dtype)
         self.memory = MemoryLimit(note)
@@ -188,7 +194,7 @@ class Updater:
 
     def _backward(self, batch: AnyBatch, active: ActiveLayers = ALL_LAYERS, *, is_filler: bool = False,
                   is_compiled: bool = False) -> None:
-        sums = batch_loss(self.model, batch, self.optimization.criterion, active, is_compiled=is_compiled)
+        sums = batch_loss(self.model, batch, self.criterion, active, is_compiled=is_compiled)
         (sums.loss * (0.0 if is_filler else self.scale.value)).backward()
         if not is_filler:
             self.sums += torch.stack([sums.loss.detach(), sums.nll])
