@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # A CPU build of torch is enough for tests and the demo. If this version cannot be had, pip takes what pyproject allows.
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo test test-all chaos fuzz lint docs bench clean
+.PHONY: help demo test test-all chaos fuzz lint docs dist bench clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
@@ -55,6 +55,10 @@ $(VENV)/.site: $(VENV)/.installed
 docs: $(VENV)/.site  ## write the generated pages of docs/ and build the site in build/site
 	$(BIN)/python tools/write_docs.py docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+dist: $(VENV)/.installed  ## build sdist and wheel in dist/
+	$(BIN)/pip install --quiet build
+	$(BIN)/python -m build --outdir dist
 
 # Small models and little data, to see that all works; docs/performance.md has the commands whose figures mean something.
 QUICK := --max-tokens 512 --vocabulary 2000 --pairs 4000 --seconds 1

@@ -104,7 +104,7 @@ def _add_leaf(group: Any, leaf: Leaf, text: str) -> None:
     optional: dict[str, Any] = {} if info.bare_value is NO_VALUE else {"nargs": "?", "const": info.bare_value}
     if info.is_list:
         optional = {"nargs": "+", "action": "extend"}
-    metavar = info.metavar or ("{" + ",".join(info.choices) + "}" if _are_few(info.choices) else _metavar(leaf.type))
+    metavar = info.metavar or ("{" + ",".join(info.choices or ()) + "}" if _are_few(info.choices) else _metavar(leaf.type))
     if metavar == "TEXT" and info.choices:
         metavar = "NAME"
     group.add_argument(*names, dest=leaf.name, metavar=metavar, help=text, **optional)
