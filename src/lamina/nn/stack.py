@@ -16,6 +16,8 @@ from lamina.nn.cache import KeyValues, LayerCache, Turn
 from lamina.nn.embedding import Embedded
 from lamina.nn.feed_forward import FeedForward
 from lamina.nn.layout import AnyLayout, Layout
+from lamina.nn.subset import lay_out_part, put, take
+from lamina.packed import Subset
 
 
 class StackOutput(NamedTuple):
@@ -27,10 +29,10 @@ class StackOutput(NamedTuple):
 
 
 class ActiveLayers(NamedTuple):
-    """Which layers of a model's stacks run in a pass; None: all of them."""
+    """Which layers of a model's stacks run in a pass: each, or for which sentences; None: all of them for all."""
 
-    encoder: Sequence[bool] | None = None
-    decoder: Sequence[bool] | None = None
+    encoder: Sequence[bool | Subset] | None = None
+    decoder: Sequence[bool | Subset] | None = None
 
 
 ALL_LAYERS = ActiveLayers()
@@ -47,27 +49,33 @@ class EncoderLayer(nn.Module):
         self.ffn = ffn
         self.ffn_residual = ffn_residual
 
-    def forward(self, x: Tensor, layout: AnyLayout) -> Tensor:
-        attended = self.attn_residual(x, lambda x: self.attention(x, layout), x)
-        return self.ffn_residual(attended, self.ffn, x)
+    def forward(self, x: Tensor, layout: AnyLayout, kept: Subset | None = None, passed: Tensor | None = None) -> Tensor:
+        """With `kept`, what these sentences of x become among all of `passed`, where the others stay as they are."""
+        if kept is None:
+            return self._run(x, layout)
+        assert passed is not None, "what the others pass on"
+        return put(passed, self._run(take(x, kept.own), lay_out_part(layout, kept.own)), kept.own)
+
+    def _run(self, x: Tensor, layout: AnyLayout) -> Tensor:
+        return self._sub_layers(x, lambda x: self.attention(x, layout))
+
+    def _sub_layers(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        return self.ffn_residual(self.attn_residual(x, attend, x), self.ffn, x)
 
 
 class CausalLayer(EncoderLayer):
     """A decoder layer that reads nothing but its own past."""
 
-    def forward(self, x: Tensor, layout: AnyLayout) -> Tensor:
-        return self._run(x, lambda x: self.attention.causal(x, layout))
+    def _run(self, x: Tensor, layout: AnyLayout) -> Tensor:
+        return self._sub_layers(x, lambda x: self.attention.causal(x, layout))
 
     def read(self, x: Tensor, past: KeyValues) -> Tensor:
         """The first tokens of each text, which its beams share. x: (B, T, D)"""
-        return self._run(x, lambda x: self.attention.read(x, past))
+        return self._sub_layers(x, lambda x: self.attention.read(x, past))
 
     def step(self, x: Tensor, past: KeyValues, turn: Turn) -> Tensor:
         """The next token of each beam. x: (B, K, D)"""
-        return self._run(x, lambda x: self.attention.step(x, past, turn))
-
-    def _run(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.ffn_residual(self.attn_residual(x, attend, x), self.ffn, x)
+        return self._sub_layers(x, lambda x: self.attention.step(x, past, turn))
 
 
 class DecoderLayer(nn.Module):
@@ -83,27 +91,37 @@ class DecoderLayer(nn.Module):
         self.ffn = ffn
         self.ffn_residual = ffn_residual
 
-    def forward(self, x: Tensor, layout: AnyLayout, memory: Tensor, memory_layout: AnyLayout) -> Tensor:
+    def forward(self, x: Tensor, layout: AnyLayout, memory: Tensor, memory_layout: AnyLayout, kept: Subset | None = None,
+                passed: Tensor | None = None) -> Tensor:
+        """With `kept`, what these sentences of x become among all of `passed`; others' keys and values are not projected."""
+        if kept is None:
+            return self._run(x, layout, memory, memory_layout)
+        assert passed is not None, "what the others pass on"
+        own = self._run(take(x, kept.own), lay_out_part(layout, kept.own), take(memory, kept.memory),
+                        lay_out_part(memory_layout, kept.memory))
+        return put(passed, own, kept.own)
+
+    def _run(self, x: Tensor, layout: AnyLayout, memory: Tensor, memory_layout: AnyLayout) -> Tensor:
         projected = self.cross_attention.project(memory)
-        return self._run(x, lambda x: self.attention.causal(x, layout),
-                         lambda x: self.cross_attention(x, projected, memory_layout, layout))
+        return self._sub_layers(x, lambda x: self.attention.causal(x, layout),
+                                lambda x: self.cross_attention(x, projected, memory_layout, layout))
 
     def step(self, x: Tensor, cache: LayerCache, turn: Turn, memory_layout: Layout) -> Tensor:
         """The next token of each beam. x: (B, K, D)"""
-        return self._run(x, lambda x: self.attention.step(x, cache.past, turn),
-                         lambda x: self.cross_attention.step(x, cache.memory, memory_layout))
+        return self._sub_layers(x, lambda x: self.attention.step(x, cache.past, turn),
+                                lambda x: self.cross_attention.step(x, cache.memory, memory_layout))
 
-    def _run(self, x: Tensor, attend: Callable[[Tensor], Tensor], read: Callable[[Tensor], Tensor]) -> Tensor:
+    def _sub_layers(self, x: Tensor, attend: Callable[[Tensor], Tensor], read: Callable[[Tensor], Tensor]) -> Tensor:
         attended = self.cross_residual(self.attn_residual(x, attend, x), read, x)
         return self.ffn_residual(attended, self.ffn, x)
 
 
-# How to run one layer: call(layer, its index, the stream so far).
-LayerCall = Callable[[Any, int, Tensor], Tensor]
+# How to run one layer: call(layer, its index, what it reads), or for some sentences alone call(.., which, the stream so far).
+LayerCall = Callable[..., Tensor]
 
 
 class LayerStack(nn.Module):
-    """Layers in order; a layer whose turn is masked out is the identity (Fan et al. 2020).
+    """Layers in order; a sentence, or a whole batch, that leaves a layer out passes it unchanged (Fan et al. 2020).
 
     With a `mixing`, layer i reads mixing(states, i), the stack's input and the outputs below it, instead of the last of them.
     With `recomputes`, training keeps each layer's input alone and computes the rest again for the gradient, with the same
@@ -119,16 +137,18 @@ class LayerStack(nn.Module):
         self.kept_states = frozenset(kept_states)
         self.recomputes = False
 
-    def forward(self, embedded: Embedded, call: LayerCall, active: Sequence[bool] | None = None) -> StackOutput:
-        assert active is None or len(active) == len(self.layers), "a yes or no for each layer"
+    def forward(self, embedded: Embedded, call: LayerCall, active: Sequence[bool | Subset] | None = None) -> StackOutput:
+        assert active is None or len(active) == len(self.layers), "a yes, a no or a subset for each layer"
         x = embedded.input
         states, below = [self._kept(0, x)], [x]
         if self.recomputes and self.training and torch.is_grad_enabled():
             call = _recomputed(call)
         for index, layer in enumerate(self.layers):
             # Identity, not absence: states[i + 1] is always the output of layer i, so readers need no special case.
-            if active is None or active[index]:
-                x = call(layer, index, x if self.mixing is None else self.mixing(below, index))
+            kept = True if active is None else active[index]
+            if kept is not False:
+                read = x if self.mixing is None else self.mixing(below, index)
+                x = call(layer, index, read, kept, x) if isinstance(kept, Subset) else call(layer, index, read)
             states.append(self._kept(index + 1, x))
             if self.mixing is not None:
                 below.append(x)
@@ -139,7 +159,7 @@ class LayerStack(nn.Module):
 
 
 def _recomputed(call: LayerCall) -> LayerCall:
-    return lambda layer, index, x: checkpoint(call, layer, index, x, use_reentrant=False)
+    return lambda *arguments: checkpoint(call, *arguments, use_reentrant=False)
 
 
 def stacks_of(model: nn.Module) -> dict[str, LayerStack]:
