@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -39,7 +39,7 @@ MAX_CAPACITIES = 16
 ALIGNMENT = 32
 
 Rates = tuple[float, ...]
-Choose = Callable[[int], np.ndarray]  # by attempt: the sentences that run
+Chosen = tuple[np.ndarray | None, ...] | None  # by layer, the sentences that run it (n,); None: all of them
 B = TypeVar("B")
 
 
@@ -86,6 +86,9 @@ class DrawShape(NamedTuple):
                 yield from layer
 
 
+NO_SHAPE = DrawShape(None, None)
+
+
 def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
@@ -103,22 +106,21 @@ def _views(buffer: Any, shape: DrawShape) -> Iterator[tuple[Any, ...]]:
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """What was drawn for a batch: for each layer of a stack the sentences that run it (n,), or None for all."""
+    """What was drawn for a batch."""
 
-    encoder: tuple[np.ndarray | None, ...] | None
-    decoder: tuple[np.ndarray | None, ...] | None
-    shape: DrawShape = DrawShape(None, None)
+    chosen: Sequence[Chosen]  # by the encoder, and by the decoder
+    shape: DrawShape = NO_SHAPE
 
     def cut(self, rows: slice) -> Draw:
         """Of some of the batch's sentences."""
-        return Draw(*(None if stack is None else tuple(None if chosen is None else chosen[rows] for chosen in stack)
-                      for stack in (self.encoder, self.decoder)))
+        return Draw([None if stack is None else tuple(None if own is None else own[rows] for own in stack)
+                     for stack in self.chosen])
 
     def given_to(self, batch: B, capacities: Mapping[float, int] | None = None, rates: tuple[Rates, Rates] = ((), ())) -> B:
         """The batch with this draw in it, in shapes of its own or in those that all batches share."""
         sides = _sides_of(batch)
         stacks = []
-        for number, stack in enumerate((self.encoder, self.decoder)):
+        for number, stack in enumerate(self.chosen):
             reads = _reads(sides, is_decoder=number == 1)
             stacks.append(None if stack is None else tuple(
                 () if chosen is None else tuple(side.shape(chosen, rates[number][layer] if capacities is not None else None,
@@ -127,7 +129,7 @@ class Draw:
         shape = DrawShape(*stacks)
         buffer = np.zeros(sum(_aligned(size) for side in shape.sides() for size in side.part_sizes), dtype=np.int32)
         views = _views(buffer, shape)
-        for number, stack in enumerate((self.encoder, self.decoder)):
+        for number, stack in enumerate(self.chosen):
             for chosen, layer in zip(stack or (), (shape[number] or ()), strict=True):
                 for side, own in zip(_reads(sides, is_decoder=number == 1), layer, strict=False):
                     assert chosen is not None
@@ -145,7 +147,11 @@ class Draw:
 def _subset(layer: LayerShape, views: Iterator[tuple[Tensor, ...]]) -> bool | Subset:
     if not layer:
         return True
-    sides = [Places(*next(views), longest=side.longest) if side.num_bounds else Places(*next(views)) for side in layer]
+    sides = []
+    for side in layer:
+        taken, back, *packed = next(views)
+        sentences, bounds = packed or (None, None)
+        sides.append(Places(taken, back, sentences, bounds, side.longest))
     return Subset(sides[0], sides[-1])
 
 
@@ -211,20 +217,19 @@ class LayerSubsets:
 
     def draw(self, epoch: int, number: int, num_sentences: int, fits: Callable[[np.ndarray, float], bool]) -> Draw:
         """For batch `number` of the epoch's plan."""
-        return Draw(*(None if not any(rates) else tuple(
-            self._choose(partial(self._chosen, (epoch, number, stack, layer), num_sentences, rate), rate, fits) if rate else None
-            for layer, rate in enumerate(rates)) for stack, rates in enumerate(self.rates)))
+        def choose(*place: int, rate: float) -> np.ndarray | None:
+            if not rate:
+                return None
+            for attempt in count():
+                again = (attempt,) if attempt else ()
+                generator = np.random.default_rng([self.seed, STREAM, epoch, number, *place, *again])
+                chosen = chosen_sentences(generator, num_sentences, rate)
+                if fits(chosen, rate):
+                    break
+            return chosen
 
-    def _chosen(self, place: tuple[int, ...], num_sentences: int, rate: float, attempt: int) -> np.ndarray:
-        again = (attempt,) if attempt else ()
-        return chosen_sentences(np.random.default_rng([self.seed, STREAM, *place, *again]), num_sentences, rate)
-
-    @staticmethod
-    def _choose(choose: Choose, rate: float, fits: Callable[[np.ndarray, float], bool]) -> np.ndarray:
-        attempt = 0
-        while not fits(chosen := choose(attempt), rate):
-            attempt += 1
-        return chosen
+        return Draw([tuple(choose(stack, layer, rate=rate) for layer, rate in enumerate(rates)) if any(rates) else None
+                     for stack, rates in enumerate(self.rates)])
 
     def given_to(self, batch: B, epoch: int, number: int, *, is_static: bool, capacities: Mapping[float, int]) -> B:
         """The batch with its draw; with `is_static`, in the shape that all draws for such batches have."""

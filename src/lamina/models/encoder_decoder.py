@@ -67,7 +67,8 @@ class EncoderDecoder(Model):
     def encode(self, source: Rows, active: ActiveLayers = ALL_LAYERS) -> Encoded:
         ids, layout = lay_out(source, self.pad_id)
         embedded = self.source_embedding(ids, layout)
-        return Encoded(self.encoder(embedded, lambda layer, index, x, *kept: layer(x, layout, *kept), active.encoder), layout, ids)
+        output = self.encoder(embedded, lambda layer, index, x, *kept: layer(x, layout, *kept), active.encoder)
+        return Encoded(output, layout, ids)
 
     def forward(self, source: Rows, target_in: Rows, active: ActiveLayers = ALL_LAYERS) -> list[Term]:  # type: ignore[override]
         """What the head says of each target position; training/loss.py or `log_probs` turns it into numbers."""

@@ -10,7 +10,7 @@ import torch
 
 from lamina import console
 from lamina.checkpoint.marks import marks_of
-from lamina.config.train_options import TrainConfig
+from lamina.config.train_options import BY_BATCH, BY_SENTENCE, TrainConfig
 from lamina.data.file_guard import FileGuard
 from lamina.data.verify import verify_splits
 from lamina.distributed.ranks import ALONE, Ranks
@@ -58,7 +58,7 @@ class Run:
     task: Task
     model: Any
     feeds: Feeds  # data
-    layer_drop: LayerDrop
+    layer_drop: LayerDrop | None  # where not each sentence draws for itself
     schedule: Curve
     updater: Updater  # one update of the weights
     progress: Progress
@@ -69,6 +69,13 @@ class Run:
     watch: DivergenceWatch
     files: FileGuard  # over the data's
     reporter: Reporter
+
+
+def _layer_drop(config: TrainConfig) -> LayerDrop | None:
+    draws = config.optimization.layer_drop_draws
+    if draws == BY_SENTENCE or not any(map(any, config.model.layer_drop_rates)):
+        return None
+    return LayerDrop(config.model, config.seed, is_by_batch=draws == BY_BATCH)
 
 
 def open_run(config: TrainConfig, ranks: Ranks = ALONE) -> Run:
@@ -102,7 +109,7 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE) -> Run:
     saver = Saver(config, task, updater, feeds, progress, keeper, watch, ranks, reporter,
                   {} if start is None else marks_of(start.checkpoint))
     return Run(config=config, ranks=ranks, dtype=dtype, task=task, model=model, feeds=feeds,
-               layer_drop=LayerDrop(config.model, config.seed, is_by_batch=config.optimization.layer_drop_draws == "batch"),
+               layer_drop=_layer_drop(config),
                schedule=schedule, updater=updater, progress=progress, rules=rules, validator=validator, saver=saver,
                checks=Checks(config, progress, schedule, rules, validator, saver, reporter), watch=watch,
                files=FileGuard(task.folders, (config.data.train_subset, *task.valid_splits)), reporter=reporter)
