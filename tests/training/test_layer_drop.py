@@ -70,7 +70,7 @@ def test_a_pruned_model_keeps_the_rates_of_the_layers_that_are_left():
     assert schedule_of_layers("0,0.1,0.25", ((0, 2), (1,))) == "0,0.25/0.1"
     assert schedule_of_layers("0,0.1,0.25/0.5,0.6", ((0, 2), (1,))) == "0,0.25/0.6"
     config = config_with(0.3, 0.3, schedule="0,0.1,0.2", num_layers=3)
-    pruned, _ = prune(config, dict(build_model(config, VOCABULARY_SIZE, VOCABULARY_SIZE).named_parameters()), Keep((0, 2), (1,)))
+    pruned, _ = prune(config, dict(tiny_model(config).named_parameters()), Keep((0, 2), (1,)))
     assert pruned.layer_drop_rates == ((0.0, 0.2), (0.1,))
 
 

@@ -10,8 +10,8 @@ from lamina.fields import check
 Rates = tuple[float, ...]
 
 SCHEDULE_HELP = ("every layer has p (constant); layer i of N, counted from 1, has p * i/N, whose mean is p * (N+1)/2N "
-                 "(linear); or p * (2^((i-1)/(N-1)) - 1), from 0 to p (exponential); or a list of rates instead of p, one for each "
-                 "layer, such as 0,0.1,0.2, and for stacks of different depth 0,0.1,0.2/0.2,0.2")
+                 "(linear); or p * (2^((i-1)/(N-1)) - 1), from 0 to p (exponential); or a list of rates instead of p, one for "
+                 "each layer, such as 0,0.1,0.2, and for stacks of different depth 0,0.1,0.2/0.2,0.2")
 
 # By name: the share of p that layer `index` of `number` has.
 SCHEDULES: dict[str, Callable[[int, int], float]] = {
