@@ -97,7 +97,8 @@ class Run:
         if start is None:
             self._begin_()
         else:
-            restore_weights_(self.model, start.checkpoint, self.task, start.path, self.reporter.note)
+            restore_weights_(self.model, start.checkpoint, self.task, start.path, self.reporter.note,
+                             is_resumed=start.is_resumed)
             if not start.is_resumed:
                 self.reporter.note(f"weights taken from {start.path}")
         self.layer_drop = LayerDrop(config.model, config.seed, is_by_batch=optimization.layer_drop_draws == "batch")
