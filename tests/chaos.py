@@ -282,14 +282,15 @@ class Chaos:
         """A disk that stays full ends the run with one line, and the same command goes on once there is room."""
         row = Row("full disk until the run gives up", injected=1)
         half = self.max_update // 2
-        assert self.live("filled", partial(_limit_files, half, self.max_update, self.size // 2)).end(HANGS_AFTER) == 2
+        assert self.live("filled", partial(_limit_files, half, self.max_update + 1, self.size // 2)).end(HANGS_AFTER) == 2
         text = (self.folder / "filled.log").read_text()
         assert "error: " in text
         assert "Traceback" not in text
         before = self.saved_updates("filled")
         row.lost = half + 6 - before  # the third save after it filled up
         assert self.live("filled").end(HANGS_AFTER) == 0
-        row.survived = int(before >= half - 2 and self.is_as_expected("filled"))
+        # The writer may be one state behind, whose name checkpoint_last.pt a newer one has taken.
+        row.survived = int(before >= half - 4 and self.is_as_expected("filled"))
         return row
 
     def corrupt(self, number: int, num_resumed: int) -> Row:

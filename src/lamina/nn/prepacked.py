@@ -131,8 +131,8 @@ class Int8Linear(Prepacked):
         # Integers of 8 bits with sign, then the sign's bit turned over: as if the middle had been added, and far faster.
         middle = self.largest + 1
         integers = integers.view(torch.uint8).bitwise_xor_(128) if middle == 128 else (integers + middle).to(torch.uint8)
-        product = torch.ops.onednn.qlinear_pointwise(integers, 1.0, middle, self.packed, self.product_scales, self.zeros, None, 1.0, 0,
-                                                     torch.float32, "none", [], "")
+        product = torch.ops.onednn.qlinear_pointwise(integers, 1.0, middle, self.packed, self.product_scales, self.zeros, None,
+                                                     1.0, 0, torch.float32, "none", [], "")
         product.mul_(largest)
         if self.bias is not None:
             product.add_(self.bias)
