@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lamina.api.outputs import Row, parse_device, parse_dtype, silent, warn_in_python
 from lamina.checkpoint.format import Checkpoint, load_weights_, save_checkpoint
 from lamina.checkpoint.marks import marks_of
-from lamina.config.depth import parse_depth
+from lamina.config.chosen_depth import parse_depth
 from lamina.config.keep import KeepConfig, as_text
 from lamina.data.batching import length_batches, pad_rows
 from lamina.decode.active_depth import active_layers

@@ -12,7 +12,7 @@ import torch
 from lamina.analysis.fusion_weights import FusionWeights, Gates, fusion_weights, gates, mixes_hard, source_attention
 from lamina.api.loaded_model import Layers, LoadedModel, States, in_turn, texts_of
 from lamina.api.outputs import Attention, Score, TooLong, Translation, fitted, only_one, warn_in_python, warn_of_lost
-from lamina.config.depth import DepthText
+from lamina.config.chosen_depth import DepthText
 from lamina.config.search_options import SearchConfig
 from lamina.data.batching import DEFAULT_BATCH_SIZE, collate
 from lamina.data.corpus import Example

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from lamina.config.depth import Depth
+from lamina.config.chosen_depth import Depth
 from lamina.config.keep import SIDES
 from lamina.errors import ConfigError
 from lamina.nn.stack import ActiveLayers, stacks_of
