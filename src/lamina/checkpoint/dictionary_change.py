@@ -219,8 +219,8 @@ def _fill(weights: dict[str, Tensor], table: Rows, match: Match, model: nn.Modul
         for place, old in taken:
             if old not in own:
                 raise CheckpointError(f"the type {new.symbols[start + place]!r} of {what} moves to another band of the "
-                                      "adaptive vocabulary, whose vectors have another width. Keep the old order: extend the old "
-                                      "dictionary at its end, and preprocess with it (--srcdict, --tgtdict).")
+                                      "adaptive vocabulary, whose vectors have another width. Keep the old order: extend the "
+                                      "old dictionary at its end, and preprocess with it (--srcdict, --tgtdict).")
         if taken:
             to, of = (torch.tensor(ids, device=rows.device) for ids in zip(*taken, strict=True))
             rows[to] = old_band[of - own.start]
