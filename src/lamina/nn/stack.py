@@ -11,9 +11,9 @@ layer, and whatever it calls, keeps so that this works:
 - It is called with positional arguments, the stream first: tensors, and NamedTuples of tensors and numbers. It returns one
   tensor. With `is_compiled_whole` torch.compile must take its `forward` in one piece.
 
-tests/cuda_graphs/test_contract.py checks this for all parts without a GPU (cuda_graphs.contract.NoQuestions: use it for your
-own). On a GPU, a breach turns CUDA graphs off with a notice; with LAMINA_STRICT_CUDA_GRAPHS=1, as in tests, it is
-an error.
+tests/cuda_graphs/test_capture_contract.py checks this for all parts without a GPU; for your own, run a layer inside
+cuda_graphs.capture_contract.NoQuestions. On a GPU, a breach turns CUDA graphs off with a notice; with
+LAMINA_STRICT_CUDA_GRAPHS=1, as in tests, it is an error.
 """
 
 # B batch, T tokens, K beams, D model_dim

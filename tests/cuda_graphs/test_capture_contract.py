@@ -5,7 +5,7 @@ In padded rows, since attention over packed ones has kernels of its own on a GPU
 
 import pytest
 
-from lamina.cuda_graphs.contract import CaptureContractError, NoQuestions
+from lamina.cuda_graphs.capture_contract import CaptureContractError, NoQuestions
 from lamina.errors import ConfigError
 from lamina.nn.compiling import replaced
 from lamina.nn.stack import ALL_LAYERS
