@@ -147,7 +147,7 @@ class TrainOptions(TypedDict, total=False):
     last_checkpoints: bool
     layer_wise_attention: bool
     layer_wise_reads: int | Sequence[int] | str
-    layerdrop_draws: str
+    layerdrop_draws: str | None
     layerdrop_schedule: str
     layernorm_embedding: bool
     leave_unmasked_prob: float
