@@ -91,7 +91,7 @@ def help_text(prog: str, cls: type, description: str, wanted: Wanted, words: Seq
 def _add_leaf(group: Any, leaf: Leaf, text: str) -> None:
     info = leaf.info
     if info.positional:
-        group.add_argument(leaf.name, nargs="?", metavar=leaf.name.upper(), help=text)
+        group.add_argument(leaf.name, nargs="*" if info.is_list else "?", metavar=leaf.name.upper(), help=text)
         return
     # Written both ways, as the references' users do: --encoder-layers and --encoder_layers.
     names = [f"--{leaf.name}", *(name if name.startswith("-") else f"--{name}" for name in info.aliases)]
@@ -254,7 +254,7 @@ def spelled_out(prog: str, config: Any) -> str:
         if (list(leaf.default) if isinstance(leaf.default, tuple) else leaf.default) == value:
             continue
         if leaf.info.positional:
-            words.append(shlex.quote(str(value)))
+            words.append(shlex.join(map(str, value)) if leaf.info.is_list else shlex.quote(str(value)))
         else:
             flags.append(as_flag(leaf, value))
     return " ".join((*words, *flags))
