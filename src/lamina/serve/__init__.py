@@ -1,1 +1,1 @@
-"""Models behind HTTP: an engine for each, the APIs of others in front of it, and a page."""
+"""Models that answer many clients at once: an engine for each, published APIs in front of it, and a page."""
