@@ -29,8 +29,8 @@ class ServedFiles(ModelFiles):
     """Model."""
 
     path: tuple[str, ...] = flag(  # type: ignore[assignment]
-        REQUIRED, "checkpoints, each a model of its own: several pairs of languages, language models, masked ones. a.pt:b.pt is "
-                  "an ensemble; en-de=a.pt names the languages where the checkpoint does not, lm=b.pt a language model",
+        REQUIRED, "checkpoints, each a model of its own: several pairs of languages, language models, masked ones. a.pt:b.pt "
+                  "is an ensemble; en-de=a.pt names the languages where the checkpoint does not, lm=b.pt a language model",
         name="models", positional=True, is_list=True)
 
     @property

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 import anyio
 from starlette.requests import ClientDisconnect, Request
 
-from lamina.serve.problems import ClientGoneError, Problem
+from lamina.serve.problems import ClientGoneError, RequestError
 
 MAX_FIELDS = 2000
 # Of a body that is too large, so much is read and thrown away: a client that still writes would not read our answer.
@@ -35,7 +35,7 @@ async def read_body(request: Request, limit: int) -> bytes:
                     kept.clear()
                     await _refuse_size(request, limit)
     except TimeoutError:
-        raise Problem(408, f"the body did not arrive within {READ_SECONDS:.0f} seconds.", closes=True) from None
+        raise RequestError(408, f"the body did not arrive within {READ_SECONDS:.0f} seconds.", closes=True) from None
     except ClientDisconnect:
         raise ClientGoneError from None
     return bytes(kept)
@@ -51,7 +51,7 @@ async def _refuse_size(request: Request, limit: int) -> NoReturn:
                     break
     except (TimeoutError, ClientDisconnect, RuntimeError):  # RuntimeError: the caller's loop has begun to read it
         pass
-    raise Problem(413, f"the body is larger than {limit // 1024} KiB. Send less at a time.", closes=True)
+    raise RequestError(413, f"the body is larger than {limit // 1024} KiB. Send less at a time.", closes=True)
 
 
 class Fields:
@@ -74,7 +74,7 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, str):
-            raise Problem(400, f"{name} must be text.")
+            raise RequestError(400, f"{name} must be text.")
         return self.whole_text(name, value)
 
     def texts(self, name: str) -> list[str] | None:
@@ -84,15 +84,20 @@ class Fields:
             return None
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-            raise Problem(400, f"{name} must be text, or a list of texts.")
+            raise RequestError(400, f"{name} must be text, or a list of texts.")
         return [self.whole_text(name, item) for item in items]
+
+    def is_one(self, name: str) -> bool:
+        """Whether a text stands there, and no list."""
+        value = self.values.get(name)
+        return len(value) == 1 if self.is_form and value is not None else isinstance(value, str)
 
     @staticmethod
     def whole_text(name: str, text: str) -> str:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
-            raise Problem(400, f"{name} holds half of a surrogate pair, which is no text.") from None
+            raise RequestError(400, f"{name} holds half of a surrogate pair, which is no text.") from None
         return text
 
     def switch(self, name: str) -> bool | None:
@@ -100,7 +105,7 @@ class Fields:
         if isinstance(value, str) and self.is_form:
             value = SWITCHES.get(value.lower(), value)
         if value is not None and not isinstance(value, bool):
-            raise Problem(400, f"{name} must be true or false.")
+            raise RequestError(400, f"{name} must be true or false.")
         return value
 
     def whole(self, name: str, lowest: int, highest: int, why: str = "") -> int | None:
@@ -109,7 +114,7 @@ class Fields:
         if value is None:
             return None
         if not float(value).is_integer() or not lowest <= value <= highest:
-            raise Problem(400, f"{name} must be a whole number from {lowest} to {highest}{why}.")
+            raise RequestError(400, f"{name} must be a whole number from {lowest} to {highest}{why}.")
         return int(value)
 
     def number(self, name: str, lowest: float = -math.inf, highest: float = math.inf) -> float | None:
@@ -122,9 +127,9 @@ class Fields:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e300 or not math.isfinite(value):
-            raise Problem(400, f"{name} must be a number.")
+            raise RequestError(400, f"{name} must be a number.")
         if not lowest <= value <= highest:
-            raise Problem(400, f"{name} must be a number from {lowest:g} to {highest:g}.")
+            raise RequestError(400, f"{name} must be a number from {lowest:g} to {highest:g}.")
         return value
 
     def structure(self, name: str) -> Any:
@@ -133,14 +138,14 @@ class Fields:
         if isinstance(value, str) and self.is_form:
             try:
                 return _json(value)
-            except Problem:
+            except RequestError:
                 return value
         return value
 
     def one_of(self, name: str, choices: Collection[str]) -> str | None:
         value = self.text(name)
         if value is not None and value not in choices:
-            raise Problem(400, f"{name} must be one of {', '.join(choices)}.")
+            raise RequestError(400, f"{name} must be one of {', '.join(choices)}.")
         return value
 
 
@@ -150,22 +155,22 @@ def parse_body(content_type: str, body: bytes) -> Fields:
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
-        raise Problem(400, "the body is not UTF-8.") from None
+        raise RequestError(400, "the body is not UTF-8.") from None
     if kind == "application/json" or (not kind and text.lstrip().startswith("{")):
         values = _json(text) if text.strip() else {}
         if not isinstance(values, dict):
-            raise Problem(400, "the body must be a JSON object.")
+            raise RequestError(400, "the body must be a JSON object.")
         return Fields(values, is_form=False)
     if kind in ("application/x-www-form-urlencoded", ""):
         try:
             pairs = parse_qsl(text, keep_blank_values=True, encoding="utf-8", errors="strict", max_num_fields=MAX_FIELDS)
         except ValueError:
-            raise Problem(400, f"the form is not UTF-8, or has more than {MAX_FIELDS} fields.") from None
+            raise RequestError(400, f"the form is not UTF-8, or has more than {MAX_FIELDS} fields.") from None
         form: dict[str, list[str]] = {}
         for name, value in pairs:
             form.setdefault(name, []).append(value)
         return Fields(form, is_form=True)
-    raise Problem(415, "the body must be application/json or application/x-www-form-urlencoded.")
+    raise RequestError(415, "the body must be application/json or application/x-www-form-urlencoded.")
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -176,4 +181,4 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
-        raise Problem(400, "the body is not JSON.") from None
+        raise RequestError(400, "the body is not JSON.") from None

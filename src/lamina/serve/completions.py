@@ -15,19 +15,19 @@ from starlette.routing import Route
 
 from lamina.serve.bodies import Fields
 from lamina.serve.own_fields import checked_texts
-from lamina.serve.problems import ClientGoneError, Problem, refuse_unknown, stopping
+from lamina.serve.problems import ClientGoneError, RequestError, refuse_unknown, stopping
 from lamina.serve.service import Service
 from lamina.serve.writing import Part, Prompt, Writer, Writing
 
 DEFAULT_MAX_TOKENS = 16  # as the API documents it
 MAX_STOPS, MAX_STOP_CHARS = 4, 200
 MAX_CHOICES = 16
-KNOWN = ("model", "prompt", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "stop", "seed", "echo", "user",
-         "logprobs", "best_of", "presence_penalty", "frequency_penalty", "logit_bias", "suffix")
-REFUSED: dict[str, str] = {}
+KNOWN = ("model", "prompt", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "stop", "seed", "echo",
+         "user", "logprobs", "best_of", "presence_penalty", "frequency_penalty", "logit_bias", "suffix")
 _NO_PENALTY = "tokens are not penalized for coming up again"
 # Fields that change what is written, and the values at which they do nothing.
-NEUTRAL = {"presence_penalty": (0, _NO_PENALTY), "frequency_penalty": (0, _NO_PENALTY), "logit_bias": ({}, "scores are not shifted"),
+NEUTRAL = {"presence_penalty": (0, _NO_PENALTY), "frequency_penalty": (0, _NO_PENALTY),
+           "logit_bias": ({}, "scores are not shifted"),
            "suffix": ("", "language models here write from left to right")}
 
 
@@ -76,24 +76,24 @@ def _model(name: str) -> dict[str, Any]:
 
 def _chosen(service: Service, name: str | None) -> tuple[str, Writer]:
     if not service.writers:
-        raise Problem(404, "this server has no language model.")
+        raise RequestError(404, "this server has no language model.")
     if name is None:
-        raise Problem(400, f"model is missing: one of {', '.join(service.writers)}.")
+        raise RequestError(400, f"model is missing: one of {', '.join(service.writers)}.")
     if name not in service.writers:
-        raise Problem(404, f"there is no model {name[:60]!r}; there are {', '.join(service.writers)}.")
+        raise RequestError(404, f"there is no model {name[:60]!r}; there are {', '.join(service.writers)}.")
     return name, service.writers[name]
 
 
 def _check_fields(fields: Fields) -> None:
-    refuse_unknown(fields.given, KNOWN, REFUSED)
+    refuse_unknown(fields.given, KNOWN, {})
     for name, (neutral, why) in NEUTRAL.items():
         if fields.values.get(name) not in (None, neutral):
-            raise Problem(400, f"{name} is not supported: {why}. Leave it out.")
+            raise RequestError(400, f"{name} is not supported: {why}. Leave it out.")
     number, best_of = fields.whole("n", 1, MAX_CHOICES) or 1, fields.whole("best_of", 1, MAX_CHOICES)
     if best_of not in (None, number):
-        raise Problem(400, "best_of is not supported: all that is written is returned. Leave it out.")
+        raise RequestError(400, "best_of is not supported: all that is written is returned. Leave it out.")
     if fields.values.get("logprobs") is not None and fields.whole("logprobs", 0, 5) != 0:
-        raise Problem(400, "logprobs is supported for the chosen tokens alone. Write 0, or leave it out.")
+        raise RequestError(400, "logprobs is supported for the chosen tokens alone. Write 0, or leave it out.")
 
 
 def _with_usage(fields: Fields, *, is_streamed: bool) -> bool:
@@ -101,7 +101,7 @@ def _with_usage(fields: Fields, *, is_streamed: bool) -> bool:
     if options is None:
         return False
     if not is_streamed or not isinstance(options, dict) or set(options) - {"include_usage", "include_obfuscation"}:
-        raise Problem(400, 'stream_options goes with stream, and may be {"include_usage": true}.')
+        raise RequestError(400, 'stream_options goes with stream, and may be {"include_usage": true}.')
     return bool(options.get("include_usage"))
 
 
@@ -109,16 +109,18 @@ def _prompts(service: Service, fields: Fields, client: str) -> list[Prompt]:
     """One for each choice of the answer."""
     given = fields.values.get("prompt")
     if isinstance(given, list) and not all(isinstance(item, str) for item in given):
-        raise Problem(400, "prompt must be text, or a list of texts: numbers of tokens are not supported.")
-    texts = checked_texts("prompt", fields.texts("prompt"), max_texts=service.limits.max_texts, max_chars=service.limits.max_chars)
+        raise RequestError(400, "prompt must be text, or a list of texts: numbers of tokens are not supported.")
+    limits = service.limits
+    texts = checked_texts("prompt", fields.texts("prompt"), max_texts=limits.max_texts, max_chars=limits.max_chars)
     if not texts:
-        raise Problem(400, "prompt is an empty list.")
+        raise RequestError(400, "prompt is an empty list.")
     number = fields.whole("n", 1, MAX_CHOICES) or 1
     if number * len(texts) > service.limits.max_texts:
-        raise Problem(413, f"{number * len(texts)} texts are asked for; this server writes {service.limits.max_texts} at a time.")
+        raise RequestError(413, f"{number * len(texts)} texts are asked for; this server writes {limits.max_texts} at a "
+                                "time.")
     seed = fields.whole("seed", -(2**63), 2**63 - 1)
     first = secrets.randbelow(2**31) if seed is None else abs(seed) % 2**31
-    most = service.limits.max_new_tokens
+    most = limits.max_new_tokens
     max_tokens = fields.whole("max_tokens", 1, most, ", this server's --max-new-tokens") or min(DEFAULT_MAX_TOKENS, most)
     options, stops = _sampling(fields), _stops(fields)
     return [Prompt(text=text, max_tokens=max_tokens, options=options, stops=stops, seed=(first, index * number + choice),
@@ -141,7 +143,7 @@ def _sampling(fields: Fields) -> dict[str, object]:
 def _stops(fields: Fields) -> list[str]:
     stops = fields.texts("stop") or []
     if len(stops) > MAX_STOPS or any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
-        raise Problem(400, f"stop must be up to {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters.")
+        raise RequestError(400, f"stop must be up to {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters.")
     return stops
 
 
@@ -180,7 +182,7 @@ class Answering:
             writing.cancel()
 
     async def parts(self, *, watches: bool) -> AsyncIterator[tuple[int, Part]]:
-        """Until each choice has had its last. `watches`: whether to look who is still there; a stream's sender does so itself."""
+        """Until each choice has had its last. `watches`: look whether the client is still there; a stream's sender does."""
         gone = asyncio.ensure_future(self._until_gone()) if watches else None
         over = asyncio.ensure_future(self.service.given_up.wait())
         try:
@@ -195,8 +197,8 @@ class Answering:
                         raise ClientGoneError
                     if over.done():
                         raise stopping()
-                    raise Problem(503, f"this took longer than {self.service.limits.timeout:g} seconds and was given up. Ask for "
-                                       "fewer tokens, or try again later.", retry_after=10)
+                    raise RequestError(503, f"this took longer than {self.service.limits.timeout:g} seconds and was given "
+                                            "up. Ask for fewer tokens, or try again later.", retry_after=10)
                 index, part = following.result()
                 if part.error is not None:
                     raise part.error
@@ -240,7 +242,7 @@ class Answering:
                 yield _event({**self.head, "choices": [_choice(index, part.text, part)], **usage})
             if with_usage:
                 yield _event({**self.head, "choices": [], "usage": self.usage()})
-        except Problem as problem:
+        except RequestError as problem:
             yield _event(openai_error(problem.message, problem.status))
         except Exception:
             yield _event(openai_error("this went wrong inside the server.", 500))

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from lamina.serve.bodies import Fields
 from lamina.serve.language_names import base, name_of, normalised
 from lamina.serve.own_fields import OWN_FIELDS, checked_texts, own_fields
-from lamina.serve.problems import Problem, refuse_unknown
+from lamina.serve.problems import RequestError, refuse_unknown
 from lamina.serve.service import Service
 from lamina.serve.translating import depth_of, described, find_pair, sources_of, submitted, targets_of
 
@@ -22,10 +22,11 @@ SPLITTING = ("0", "1", "nonewlines")
 KNOWN = ("text", "source_lang", "target_lang", "split_sentences", "preserve_formatting", "formality", "show_billed_characters",
          *OWN_FIELDS)
 _TAGS = "models translate plain text, and tags would be taken for words"
+_NO_GLOSSARY = "there are no glossaries; the field `constraints` asks for phrases"
 _NO_CONTROL = "these models have no such control"
 REFUSED = {
-    "glossary_id": "there are no glossaries; the field `constraints` asks for phrases", "glossary_ids": "there are no glossaries; "
-    "the field `constraints` asks for phrases", "tag_handling": _TAGS, "tag_handling_version": _TAGS, "outline_detection": _TAGS,
+    "glossary_id": _NO_GLOSSARY, "glossary_ids": _NO_GLOSSARY, "tag_handling": _TAGS, "tag_handling_version": _TAGS,
+    "outline_detection": _TAGS,
     "non_splitting_tags": _TAGS, "splitting_tags": _TAGS, "ignore_tags": _TAGS,
     "context": "these models see one sentence at a time", "model_type": "the field `depth` chooses between speed and quality",
     "style_id": _NO_CONTROL, "custom_instructions": _NO_CONTROL, "translation_memory_id": "there are no translation memories",
@@ -60,7 +61,7 @@ def deepl_routes(service: Service) -> list[Route]:
         target = fields.text("target_lang")
         if not target:
             codes = [code for own in targets_of(service.pairs) for code in target_codes(own)]
-            raise Problem(400, f"target_lang is missing: one of {', '.join(codes)}.")
+            raise RequestError(400, f"target_lang is missing: one of {', '.join(codes)}.")
         pair, _ = find_pair(service.pairs, fields.text("source_lang"), target)
         _check_formality(fields)
         fields.switch("show_billed_characters"), fields.switch("preserve_formatting")
@@ -86,7 +87,7 @@ def deepl_routes(service: Service) -> list[Route]:
         fields = await service.fields(request)
         kind = request.query_params.get("type") or fields.text("type") or "source"
         if kind not in ("source", "target"):
-            raise Problem(400, "type must be source or target.")
+            raise RequestError(400, "type must be source or target.")
         if kind == "source":
             codes = [(language_code(code), name_of(base(code))) for code in sources_of(service.pairs)]
             return JSONResponse([{"language": code, "name": name} for code, name in dict.fromkeys(codes)])
@@ -106,14 +107,15 @@ def _check_formality(fields: Fields) -> None:
     wanted = fields.text("formality")
     # prefer_more asks for it where it can be had.
     if wanted not in (None, "default", "prefer_more", "prefer_less"):
-        raise Problem(400, f"formality is not supported: {_NO_CONTROL}. Leave it out.")
+        raise RequestError(400, f"formality is not supported: {_NO_CONTROL}. Leave it out.")
 
 
 def _splitting(fields: Fields) -> str:
     value = fields.structure("split_sentences")
     text = {None: "1", True: "1", False: "0"}.get(value, str(value)) if not isinstance(value, (dict, list)) else ""
     if text not in SPLITTING:
-        raise Problem(400, "split_sentences must be 0, 1 or nonewlines.")
+        raise RequestError(400, "split_sentences must be 0, 1 or nonewlines.")
     if text == "nonewlines":
-        raise Problem(400, "split_sentences nonewlines is not supported: a new line always ends a sentence here. Leave it out.")
+        raise RequestError(400, "split_sentences nonewlines is not supported: a new line always ends a sentence here. Leave it "
+                                "out.")
     return text

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from lamina.serve.language_names import name_of
 from lamina.serve.own_fields import OWN_FIELDS, checked_texts, own_fields
-from lamina.serve.problems import Problem, refuse_unknown
+from lamina.serve.problems import RequestError, refuse_unknown
 from lamina.serve.service import Service, plain_error
 from lamina.serve.translating import depth_of, described, find_pair, sources_of, submitted, targets_of
 
@@ -27,12 +27,13 @@ def libretranslate_routes(service: Service) -> list[Route]:
         client = service.client(request, fields.text("api_key"))
         refuse_unknown(fields.given, KNOWN, REFUSED)
         if (form := fields.one_of("format", ("text", "html"))) == "html":
-            raise Problem(400, f"format {form} is not supported: models translate plain text. Write format: text, or leave it out.")
-        is_one = fields.is_form and len(fields.values.get("q", ())) == 1 or isinstance(fields.values.get("q"), str)
+            raise RequestError(400, f"format {form} is not supported: models translate plain text. Write format: text, or "
+                                    "leave it out.")
+        is_one = fields.is_one("q")
         texts = checked_texts("q", fields.texts("q"), max_texts=service.limits.max_texts, max_chars=service.limits.max_chars)
         target = fields.text("target")
         if not target:
-            raise Problem(400, f"target is missing: one of {', '.join(targets_of(service.pairs))}.")
+            raise RequestError(400, f"target is missing: one of {', '.join(targets_of(service.pairs))}.")
         pair, is_assumed = find_pair(service.pairs, fields.text("source"), target)
         own = own_fields(fields, num_texts=len(texts), max_beam=service.limits.max_beam)
         number = fields.whole("alternatives", 0, service.limits.max_beam - 1) or 0
@@ -64,7 +65,8 @@ def libretranslate_routes(service: Service) -> list[Route]:
         checked_texts("q", fields.texts("q"), max_texts=1, max_chars=service.limits.max_chars)
         known = sources_of(service.pairs)
         if len(known) != 1:
-            raise Problem(501, f"languages are not detected here: models read {', '.join(known) or 'none'}. Say which it is.")
+            raise RequestError(501, f"languages are not detected here: models read {', '.join(known) or 'none'}. Say which it "
+                                    "is.")
         # The only language that is read here; nothing was measured, so there is no confidence.
         return JSONResponse([{"language": known[0], "confidence": 0.0}])
 

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from lamina.serve.gap_filling import GapFiller
 from lamina.serve.own_fields import checked_texts
-from lamina.serve.problems import Problem, refuse_unknown
+from lamina.serve.problems import RequestError, refuse_unknown
 from lamina.serve.service import Service, plain_error
 
 MAX_FILLINGS = 100
@@ -23,7 +23,7 @@ def masked_routes(service: Service) -> list[Route]:
     def texts_in(fields: Any) -> tuple[bool, list[str]]:
         texts = checked_texts("text", fields.texts("text"), max_texts=service.limits.max_texts,
                               max_chars=service.limits.max_chars)
-        return isinstance(fields.values["text"], str) or (fields.is_form and len(texts) == 1), texts
+        return fields.is_one("text"), texts
 
     async def fill(request: Request) -> Response:
         fields = await service.fields(request)
@@ -42,7 +42,7 @@ def masked_routes(service: Service) -> list[Route]:
         filler = _chosen(service.fillers, fields.text("model"))
         heads = filler.model.heads
         if not heads:
-            raise Problem(400, "this model fills gaps and has no sentence head: ask /fill-mask.")
+            raise RequestError(400, "this model fills gaps and has no sentence head: ask /fill-mask.")
         head = fields.one_of("head", heads) or heads[0]
         is_one, texts = texts_in(fields)
         found = [vars(own) for own in await service.wait(request, filler.classify(head, texts))]
@@ -53,9 +53,9 @@ def masked_routes(service: Service) -> list[Route]:
 
 def _chosen(fillers: dict[str, GapFiller], name: str | None) -> GapFiller:
     if not fillers:
-        raise Problem(404, "this server has no masked language model.")
+        raise RequestError(404, "this server has no masked language model.")
     if name is None and len(fillers) == 1:
         return next(iter(fillers.values()))
     if name is None or name not in fillers:
-        raise Problem(400, f"model must be one of {', '.join(fillers)}.")
+        raise RequestError(400, f"model must be one of {', '.join(fillers)}.")
     return fillers[name]

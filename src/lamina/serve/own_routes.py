@@ -45,8 +45,8 @@ def own_routes(service: Service, *, has_page: bool) -> list[Route]:
 
     async def models(request: Request) -> Response:
         pairs = [described_pair(pair) for pair in service.pairs]
-        return JSONResponse({"translation": pairs, "language": list(service.writers),
-                             "masked": [{"name": name, "heads": filler.model.heads} for name, filler in service.fillers.items()],
+        masked = [{"name": name, "heads": filler.model.heads} for name, filler in service.fillers.items()]
+        return JSONResponse({"translation": pairs, "language": list(service.writers), "masked": masked,
                              "limits": {"chars": service.limits.max_chars, "beam": service.limits.max_beam,
                                         "new_tokens": service.limits.max_new_tokens, "seconds": service.limits.timeout},
                              "needs_key": service.keys.are_needed, "version": __version__})
@@ -91,7 +91,7 @@ def described_pair(pair: Pair) -> dict[str, Any]:
     fusion = None if len(translator.models) > 1 else translator.fusion_weights()
     return {"source": pair.source, "target": pair.target, "source_name": name_of(pair.source),
             "target_name": name_of(pair.target), "layers": layers, "depths": depth_stops(layers),
-            "has_auto": pair.has_cascade, "parameters": translator.num_parameters, "beam": pair.engine.search_options({}).beam,
+            "parameters": translator.num_parameters, "beam": pair.engine.search_options({}).beam,
             "has_layerdrop": pair.has_layerdrop,
             "fusion": None if fusion is None else {"columns": fusion.columns, "shares": fusion.shares.round(4).tolist()},
             "has_gate": len(translator.models) == 1 and mixes_hard(translator.models[0])}

@@ -62,10 +62,9 @@ class Server(uvicorn.Server):
     def __init__(self, app: Starlette, service: Service, *, grace: float, max_connections: int,
                  trusted_proxies: Sequence[str] = ()) -> None:
         limit = raise_file_limit(max_connections)
-        outer = self
 
         class Protocol(PatientProtocol):
-            server, max_connections = outer, limit
+            max_connections = limit
 
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         super().__init__(uvicorn.Config(
@@ -117,7 +116,6 @@ class Server(uvicorn.Server):
 class PatientProtocol(H11Protocol):
     """One connection. It has a limited time to say what it wants, and there is a limited number of them."""
 
-    server: Server
     max_connections: int
 
     def __init__(self, *given: Any, **named: Any) -> None:

@@ -16,13 +16,13 @@ from starlette.responses import JSONResponse, Response
 
 from lamina import console
 from lamina.config.serve_options import ServiceLimits
-from lamina.errors import ConfigError, DataError, LaminaError
+from lamina.errors import ConfigError, DataError
 from lamina.serve.api_keys import ApiKeys, key_in
 from lamina.serve.bodies import Fields, parse_body, read_body
 from lamina.serve.counters import Counters
 from lamina.serve.exchange import Answer, ClosedError, QueueFullError
 from lamina.serve.gap_filling import GapFiller
-from lamina.serve.problems import ClientGoneError, Problem, busy, stopping
+from lamina.serve.problems import ClientGoneError, RequestError, busy, stopping
 from lamina.serve.translating import Pair
 from lamina.serve.writing import Writer
 
@@ -60,7 +60,7 @@ class Service:
         if self.keys.are_needed:
             number = self.keys.number_of(key_in(request.headers) or key)
             if number is None:
-                raise Problem(status, "a key is needed, and the one given is missing or wrong.")
+                raise RequestError(status, "a key is needed, and the one given is missing or wrong.")
             return f"key {number}"
         return request.client.host if request.client is not None else ""
 
@@ -70,7 +70,8 @@ class Service:
         gone = asyncio.ensure_future(_until_gone(request))
         over = asyncio.ensure_future(self.given_up.wait())
         try:
-            await asyncio.wait({result, gone, over}, timeout=self.limits.timeout, return_when=asyncio.FIRST_COMPLETED)
+            waited: set[asyncio.Future[Any]] = {result, gone, over}
+            await asyncio.wait(waited, timeout=self.limits.timeout, return_when=asyncio.FIRST_COMPLETED)
             if result.done():
                 if result.cancelled():
                     raise stopping()
@@ -79,8 +80,8 @@ class Service:
                 raise stopping()
             if gone.done():
                 raise ClientGoneError
-            raise Problem(503, f"this took longer than {self.limits.timeout:g} seconds and was given up. Send less text at a "
-                               "time, or try again later.", retry_after=10)
+            raise RequestError(503, f"this took longer than {self.limits.timeout:g} seconds and was given up. Send less text "
+                                    "at a time, or try again later.", retry_after=10)
         finally:
             result.cancel()
             gone.cancel()
@@ -113,24 +114,26 @@ class Service:
 
         return answer
 
-    async def _answered(self, shape: Shape, run: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
+    async def _run(self, run: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
         try:
             if self.is_stopping:
                 raise stopping()
             return await run(request)
-        except Problem as problem:
+        except QueueFullError as full:
+            raise busy(full.retry_after) from None
+        except ClosedError:
+            raise stopping() from None
+
+    async def _answered(self, shape: Shape, run: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
+        try:
+            return await self._run(run, request)
+        except RequestError as problem:
             return JSONResponse(shape(problem.message, problem.status), problem.status, headers=problem.headers)
         except ClientGoneError:
             return Response(status_code=GONE)
-        except QueueFullError as full:
-            problem = busy(full.retry_after)
-            return JSONResponse(shape(problem.message, problem.status), problem.status, headers=problem.headers)
-        except ClosedError:
-            problem = stopping()
-            return JSONResponse(shape(problem.message, problem.status), problem.status, headers=problem.headers)
         except (ConfigError, DataError) as error:
             return JSONResponse(shape(str(error), 400), 400)
-        except (LaminaError, Exception):  # noqa: B014: whatever it says of files and lines is for our own log
+        except Exception:  # whatever it says of files and lines is for our own log
             number = secrets.token_hex(4)
             console.tell(f"error {number}: {traceback.format_exc()}")
             return JSONResponse(shape(f"this went wrong inside the server, which logged it as error {number}.", 500), 500)

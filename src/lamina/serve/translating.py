@@ -14,7 +14,7 @@ from lamina.serve.exchange import Answer, TextHypothesis
 from lamina.serve.exchange import Request as Work
 from lamina.serve.language_names import found_among, name_of
 from lamina.serve.own_fields import OwnFields
-from lamina.serve.problems import Problem
+from lamina.serve.problems import RequestError
 
 # To cut, split and number so many characters takes about a millisecond: more is done beside the event loop.
 CHARS_AT_ONCE = 1000
@@ -29,6 +29,11 @@ class Pair:
     @property
     def name(self) -> str:
         return f"{self.source}-{self.target}"
+
+    @property
+    def has_layerdrop(self) -> bool:
+        """Whether the model has learned to do without layers."""
+        return self.translator.has_layerdrop
 
     @property
     def translator(self) -> Translator:
@@ -47,15 +52,16 @@ def find_pair(pairs: Sequence[Pair], source: str | None, target: str) -> tuple[P
     """The pair, and whether its source was assumed, as the only one there is. `source` None or auto: nobody said."""
     to = found_among(target, targets_of(pairs))
     if to is None:
-        raise Problem(400, f"no model translates into {target[:30]!r}; there are {_listed(targets_of(pairs))}.")
+        raise RequestError(400, f"no model translates into {target[:30]!r}; there are {_listed(targets_of(pairs))}.")
     if source is None or source.lower() == "auto":
         known = sources_of(pairs, to)
         if len(known) > 1:
-            raise Problem(400, f"say which language the text is in, of {_listed(known)}: this server does not detect languages.")
+            raise RequestError(400, f"say which language the text is in, of {_listed(known)}: this server does not detect "
+                                    "languages.")
         return next(pair for pair in pairs if pair.target == to), True
     own = found_among(source, sources_of(pairs, to))
     if own is None:
-        raise Problem(400, f"no model translates from {source[:30]!r} into {to}; there are "
+        raise RequestError(400, f"no model translates from {source[:30]!r} into {to}; there are "
                            f"{', '.join(pair.name for pair in pairs)}.")
     return next(pair for pair in pairs if (pair.source, pair.target) == (own, to)), False
 
@@ -96,4 +102,5 @@ def depth_of(best: Sequence[TextHypothesis]) -> dict[str, object]:
     """The deepest that any of the texts needed; of a cascade, also how many sentences needed no more than its first depth."""
     deepest = max((dict(own.depth) for own in best), key=lambda depth: sum(depth.values()), default={})
     shallow = sum(own.num_shallow for own in best)
-    return {**deepest, "shallow_sentences": shallow, "sentences": sum(own.num_sentences for own in best)} if shallow else {**deepest}
+    told = {"shallow_sentences": shallow, "sentences": sum(own.num_sentences for own in best)} if shallow else {}
+    return {**deepest, **told}

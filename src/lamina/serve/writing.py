@@ -105,8 +105,8 @@ class Writer:
         ids = self.model.token_ids(prompt.text)[:-1]
         room = self.model.max_positions - 1 - len(ids)
         if room < 1:
-            raise DataError(f"the prompt has {len(ids)} tokens, and the model has {self.model.max_positions} positions: nothing "
-                            "can follow. Shorten it.")
+            raise DataError(f"the prompt has {len(ids)} tokens, and the model has {self.model.max_positions} positions: "
+                            "nothing can follow. Shorten it.")
         limit = min(prompt.max_tokens, room)
         config = search_config(**{**self.defaults, **prompt.options, "beam": 1, "max_len_a": 0.0, "max_len_b": limit})
         return Writing(prompt, ids, config, limit, tell)
