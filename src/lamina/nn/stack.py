@@ -1,4 +1,20 @@
-"""Layers, and the stack that runs them in order."""
+"""Layers, and the stack that runs them in order.
+
+On a GPU whole passes are captured in a CUDA graph and replayed (cuda_graphs/), and layers are compiled. The contract that a
+layer, and whatever it calls, keeps so that this works:
+
+- It asks the device nothing: no `.item()`, no `if` on a tensor, no mask as an index, no shape that depends on numbers.
+- It moves nothing between host and device, and makes no tensor out of Python numbers on the device (`torch.full` is fine).
+- Its shapes depend on those of its inputs and on the configuration alone.
+- It keeps nothing from one call to the next: a replay runs no Python. What changes must be a tensor that is changed in place.
+- It draws random numbers from torch's default generator alone, which replays move on.
+- It is called with positional arguments, the stream first: tensors, and NamedTuples of tensors and numbers. It returns one
+  tensor. With `is_compiled_whole` torch.compile must take its `forward` in one piece.
+
+tests/cuda_graphs/test_capture_contract.py checks this for all parts without a GPU; for your own, run a layer inside
+cuda_graphs.capture_contract.NoQuestions. On a GPU, a breach turns CUDA graphs off with a notice; with
+LAMINA_STRICT_CUDA_GRAPHS=1, as in tests, it is an error.
+"""
 
 # B batch, T tokens, K beams, D model_dim
 

@@ -149,7 +149,7 @@ def doubts(checkpoint: Checkpoint, keep: Keep, path: Path | str) -> list[str]:
 def check_prunable(checkpoint: Checkpoint) -> None:
     if "folded" in checkpoint.training:
         raise CheckpointError("the checkpoint was folded: what a layer hands on is scaled for the layer after it, so none can "
-                              "be taken out. Prune the model as it was trained, and fold the result.")
+                              "be left out. Prune the model as it was trained, and fold the result.")
 
 
 def prune_checkpoint(checkpoint: Checkpoint, keep: Keep) -> Checkpoint:
