@@ -27,8 +27,8 @@ def served_models(tmp_path_factory):
     """A translator from a to b, which was trained with LayerDrop and has a gate, one back, a language model, a masked one."""
     folder = tmp_path_factory.mktemp("served")
     data = make_data(folder)
-    fused = ["--encoder-layerdrop", "0.2", "--decoder-layerdrop", "0.2", "--surfacefusion", "att", "--sf-gate", "0", "--sf-mode",
-             "hard", "--transparent-attention", "--max-source-positions", "32", "--max-target-positions", "32"]
+    fused = ["--encoder-layerdrop", "0.2", "--decoder-layerdrop", "0.2", "--transparent-attention", "--surfacefusion", "att",
+             "--sf-gate", "0", "--sf-mode", "hard", "--max-source-positions", "32", "--max-target-positions", "32"]
     models = {"translator": train(folder, data, "ab", *TINY_FLAGS, *fused)}
     models["language_model"] = language_model(folder)
     models["masked"] = masked_model(folder)

@@ -105,7 +105,7 @@ def test_deepls_api_takes_forms(locked, expected):
     status, _, found = locked.ask("/v2/translate", form={"text": [SENTENCE, "a bird"], "target_lang": "DE"},
                                   headers={"Authorization": f"DeepL-Auth-Key {KEY}"})
     assert status == 200
-    assert [own["text"] for own in found["translations"]][0] == expected
+    assert found["translations"][0]["text"] == expected
     assert len(found["translations"]) == 2
 
 
