@@ -38,7 +38,7 @@ def test_cuts_lie_on_an_axis_of_layers_and_odd_ones_stand_apart(tmp_path):
 
 def test_rules_of_cutting_have_a_line_each(tmp_path):
     rows = [row("one", 40.0, recipe="unknown", train="lamina train D --decoder-layers=16")]
-    rows += [row("one", 30.0 - number, cut, "unknown", train=rows[0]["train"]) for number, cut in enumerate(("8_even", "8_first"))]
+    rows += [row("one", 30.0, cut, "unknown", train=rows[0]["train"]) for cut in ("8_even", "8_first")]
     figure, _ = drawn(tmp_path, rows)
     assert ">first<" in figure.replace(" ", "")
     assert "encoder" not in figure

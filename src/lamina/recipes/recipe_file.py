@@ -148,7 +148,8 @@ def _recipe(path: Path, values: dict[str, Any]) -> Recipe:
         name=path.stem, about=" ".join(str(values.get("about", "")).split()), published=str(values.get("published", "")),
         data=find_dataset(values["data"], path.parent), seeds=seeds, tiers=_tiers(values.get("tiers") or {}, variants, seeds),
         baseline=baseline, average=_section(values, "average"), model=str(values.get("model", "checkpoint_best.pt")),
-        figure=FigureWords(str(values.get("title", "")), labels, bool(against)), variants=variants, has_tests=values.get("measure", MEASURES[0]) == MEASURES[0], stalled_above=float(stalled))
+        figure=FigureWords(str(values.get("title", "")), labels, bool(against)), variants=variants,
+        has_tests=values.get("measure", MEASURES[0]) == MEASURES[0], stalled_above=float(stalled))
 
 
 def _variants(values: dict[str, Any]) -> Iterator[Variant]:

@@ -61,7 +61,7 @@ def _main_figure(rows: list[Row]) -> str:
 
 
 def _draw_figure(path: Path, rows: list[Row], name: str, words: FigureWords) -> list[Path]:
-    """By depth where there are cuts, by time where that is the question, a map of a large grid, otherwise a line per variant."""
+    """By depth where there are cuts, by time where that is the question, a map of a large grid; or a line per variant."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if name in row["figures"]:
@@ -88,8 +88,8 @@ def _by_variant(values: dict[str, list[float]], label: str, words: FigureWords) 
     names = [words.label(variant) for variant in values]
     figure, (panel,) = new_figure(COLUMN_WIDTH + max(map(len, names)) / CHARACTERS_PER_INCH, 0.28 * len(names) + 0.9)
     for place, own in enumerate(values.values()):
-        panel.errorbar([statistics.fmean(own)], [place], xerr=[statistics.stdev(own) if len(own) > 1 else 0.0], marker=MARKERS[0],
-                       markersize=4, capsize=2, color=COLOURS[0])
+        panel.errorbar([statistics.fmean(own)], [place], xerr=[statistics.stdev(own) if len(own) > 1 else 0.0],
+                       marker=MARKERS[0], markersize=4, capsize=2, color=COLOURS[0])
     panel.set_yticks(range(len(names)), names)
     panel.set_ylim(len(names) - 0.5, -0.5)
     panel.set_xlabel(label)
