@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from lamina import __version__
 from lamina.analysis.fusion_weights import mixes_hard
+from lamina.config.chosen_depth import parse_depth
 from lamina.serve.counters import prometheus_text
 from lamina.serve.language_names import name_of
 from lamina.serve.own_fields import checked_texts, own_fields
@@ -76,13 +77,18 @@ def own_routes(service: Service, *, has_page: bool) -> list[Route]:
     return routes + (page_routes() if has_page else [])
 
 
-def depth_stops(layers: dict[str, int]) -> list[dict[str, int]]:
-    """Depths from the least to all layers, both stacks in proportion."""
-    encoder, decoder = layers["encoder"], layers["decoder"]
-    number = min(max(encoder, decoder), MOST_DEPTHS)
-    stops = [{"encoder": max(1, round(encoder * stop / number)), "decoder": max(1, round(decoder * stop / number))}
-             for stop in range(1, number + 1)]
-    return [stop for place, stop in enumerate(stops) if stop not in stops[:place]]
+def depth_stops(layers: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Depths from the least to all layers, both stacks in proportion, and which layers run then."""
+    number = min(max(layers.values()), MOST_DEPTHS)
+    counts = [{side: max(1, round(own * stop / number)) for side, own in layers.items()} for stop in range(1, number + 1)]
+    stops: list[dict[str, Any]] = []
+    for count in counts:
+        depth = parse_depth(count)
+        assert depth is not None
+        stop = {**count, **{f"{side}_layers": depth.layers(side, own) for side, own in layers.items()}}
+        if stop not in stops:
+            stops.append(stop)
+    return stops
 
 
 def described_pair(pair: Pair) -> dict[str, Any]:
