@@ -195,7 +195,8 @@ class Updater:
     def _backward(self, batch: AnyBatch, active: ActiveLayers = ALL_LAYERS, *, is_filler: bool = False,
                   is_compiled: bool = False) -> None:
         sums = batch_loss(self.model, batch, self.criterion, active, is_compiled=is_compiled)
-        (sums.loss * (0.0 if is_filler else self.scale.value)).backward()
+        if sums.loss.requires_grad:  # a pass may run no layer that is trained
+            (sums.loss * (0.0 if is_filler else self.scale.value)).backward()
         if not is_filler:
             self.sums += torch.stack([sums.loss.detach(), sums.nll])
 
