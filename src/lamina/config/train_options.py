@@ -78,8 +78,8 @@ class PrecisionConfig:
     bf16: bool = flag(False, "compute in bfloat16 with float32 master weights; needs no loss scale; what a GPU does "
                              "that has it, unless it is told otherwise", aliases=("memory-efficient-bf16",))
     fp32: bool = flag(False, "compute in float32 on a GPU too")
-    cuda_graphs: bool = flag(True, "on a GPU, record the kernels of an update once and replay them: several times as fast")
-    compiles: bool = flag(True, "on a GPU, let torch.compile fuse what it can before an update is recorded", name="compile",
+    cuda_graphs: bool = flag(True, "on a GPU, capture the kernels of an update once and replay them: several times as fast")
+    compiles: bool = flag(True, "on a GPU, let torch.compile fuse what it can before an update is captured", name="compile",
                           needs="cuda-graphs")
     packs: bool = flag(True, "on a GPU, give all batches of sentence pairs the same shape, rows of --max-tokens, so that "
                              "updates can be captured", name="pack", wants=(PAIRS,))
