@@ -50,6 +50,15 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}.{hint} See `{self.prog} --help`.")
 
 
+class _Joined(argparse.Action):
+    """--freeze A --freeze B as --freeze A,B."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, f"{before},{values}" if before else values)
+
+
 class _Formatter(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
         # The terminal's own width; beyond a point, longer lines are harder to read.
@@ -104,6 +113,8 @@ def _add_leaf(group: Any, leaf: Leaf, text: str) -> None:
     optional: dict[str, Any] = {} if info.bare_value is NO_VALUE else {"nargs": "?", "const": info.bare_value}
     if info.is_list:
         optional = {"nargs": "+", "action": "extend"}
+    if info.repeats:
+        optional = {"action": _Joined}
     metavar = info.metavar or ("{" + ",".join(info.choices or ()) + "}" if _are_few(info.choices) else _metavar(leaf.type))
     if metavar == "TEXT" and info.choices:
         metavar = "NAME"
