@@ -41,6 +41,9 @@ class OptimizationConfig:
                                         "row), which is the fastest and learns best; for each batch, as fairseq does; or once "
                                         "for all batches of an update; sentence if left out, and what a resumed run was "
                                         "trained with", name="layerdrop-draws", choices=LAYER_DROP_DRAWS)
+    freeze: tuple[str, ...] = flag((), "leave these weights as they are: names as `lamina info --weights` lists them, of one "
+                                       "weight or of all below a name, with * for any characters, such as encoder or "
+                                       "*.norm.bias", metavar="PATTERN", repeats=True)
     sentence_avg: bool = flag(False, "average the loss over sentences instead of tokens")
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ LAMINA_STRICT_CUDA_GRAPHS=1, as in tests, it is an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from lamina.nn.cache import KeyValues, LayerCache, Turn
 from lamina.nn.embedding import Embedded
 from lamina.nn.feed_forward import FeedForward
 from lamina.nn.layout import AnyLayout, Layout
+from lamina.nn.mixing import Lower, StackMixing, with_lower
 from lamina.nn.subset import lay_out_part, put, take
 from lamina.packed import Subset
 
@@ -65,33 +66,40 @@ class EncoderLayer(nn.Module):
         self.ffn = ffn
         self.ffn_residual = ffn_residual
 
-    def forward(self, x: Tensor, layout: AnyLayout, kept: Subset | None = None, passed: Tensor | None = None) -> Tensor:
-        """With `kept`, what these sentences of x become among all of `passed`, where the others stay as they are."""
+    def forward(self, x: Any, layout: AnyLayout, kept: Subset | None = None, passed: Tensor | None = None) -> Any:
+        """With `kept`, for these sentences alone: put back among all of `passed`, where the others stay as they are.
+
+        Without `passed`, x is theirs already, and so is the result.
+        """
         if kept is None:
-            return self._run(x, layout)
-        assert passed is not None, "what the others pass on"
-        return put(passed, self._run(take(x, kept.own), lay_out_part(layout, kept.own)), kept.own)
+            return self._all(x, layout)
+        own = self._all(x if passed is None else take(x, kept.own), lay_out_part(layout, kept.own))
+        return own if passed is None else put(passed, own, kept.own)
 
-    def _run(self, x: Tensor, layout: AnyLayout) -> Tensor:
-        return self._sub_layers(x, lambda x: self.attention(x, layout))
+    def _all(self, x: Any, layout: AnyLayout) -> Any:
+        return self._run(x, lambda x, lower: self.attention(x, layout, lower=lower))
 
-    def _sub_layers(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.ffn_residual(self.attn_residual(x, attend, x), self.ffn, x)
+    def _run(self, x: Any, attend: Callable[[Tensor, Lower | None], Tensor]) -> Any:
+        """Tensors, or what the stack's mixing makes of them (nn/mixing.py)."""
+        def run(x: Any, lower: Lower | None) -> Any:
+            return self.ffn_residual(self.attn_residual(x, lambda x: attend(x, lower), x), self.ffn, x)
+
+        return with_lower(x, run)
 
 
 class CausalLayer(EncoderLayer):
     """A decoder layer that reads nothing but its own past."""
 
-    def _run(self, x: Tensor, layout: AnyLayout) -> Tensor:
-        return self._sub_layers(x, lambda x: self.attention.causal(x, layout))
+    def _all(self, x: Any, layout: AnyLayout) -> Any:
+        return self._run(x, lambda x, lower: self.attention.causal(x, layout, lower))
 
     def read(self, x: Tensor, past: KeyValues) -> Tensor:
         """The first tokens of each text, which its beams share. x: (B, T, D)"""
-        return self._sub_layers(x, lambda x: self.attention.read(x, past))
+        return self._run(x, lambda x, lower: self.attention.read(x, past, lower))
 
     def step(self, x: Tensor, past: KeyValues, turn: Turn) -> Tensor:
         """The next token of each beam. x: (B, K, D)"""
-        return self._sub_layers(x, lambda x: self.attention.step(x, past, turn))
+        return self._run(x, lambda x, lower: self.attention.step(x, past, turn, lower))
 
 
 class DecoderLayer(nn.Module):
@@ -107,45 +115,48 @@ class DecoderLayer(nn.Module):
         self.ffn = ffn
         self.ffn_residual = ffn_residual
 
-    def forward(self, x: Tensor, layout: AnyLayout, memory: Tensor, memory_layout: AnyLayout, kept: Subset | None = None,
-                passed: Tensor | None = None) -> Tensor:
-        """With `kept`, what these sentences of x become among all of `passed`; others' keys and values are not projected."""
+    def forward(self, x: Any, layout: AnyLayout, memory: Tensor, memory_layout: AnyLayout, kept: Subset | None = None,
+                passed: Tensor | None = None) -> Any:
+        """With `kept`, for these sentences alone, as in EncoderLayer; the others' keys and values are not projected."""
         if kept is None:
-            return self._run(x, layout, memory, memory_layout)
-        assert passed is not None, "what the others pass on"
-        own = self._run(take(x, kept.own), lay_out_part(layout, kept.own), take(memory, kept.memory),
+            return self._all(x, layout, memory, memory_layout)
+        own = self._all(x if passed is None else take(x, kept.own), lay_out_part(layout, kept.own), take(memory, kept.memory),
                         lay_out_part(memory_layout, kept.memory))
-        return put(passed, own, kept.own)
+        return own if passed is None else put(passed, own, kept.own)
 
-    def _run(self, x: Tensor, layout: AnyLayout, memory: Tensor, memory_layout: AnyLayout) -> Tensor:
+    def _all(self, x: Any, layout: AnyLayout, memory: Tensor, memory_layout: AnyLayout) -> Any:
         projected = self.cross_attention.project(memory)
-        return self._sub_layers(x, lambda x: self.attention.causal(x, layout),
-                                lambda x: self.cross_attention(x, projected, memory_layout, layout))
+        return self._run(x, lambda x, lower: self.attention.causal(x, layout, lower),
+                         lambda x: self.cross_attention(x, projected, memory_layout, layout))
 
     def step(self, x: Tensor, cache: LayerCache, turn: Turn, memory_layout: Layout) -> Tensor:
         """The next token of each beam. x: (B, K, D)"""
-        return self._sub_layers(x, lambda x: self.attention.step(x, cache.past, turn),
-                                lambda x: self.cross_attention.step(x, cache.memory, memory_layout))
+        return self._run(x, lambda x, lower: self.attention.step(x, cache.past, turn, lower),
+                         lambda x: self.cross_attention.step(x, cache.memory, memory_layout))
 
-    def _sub_layers(self, x: Tensor, attend: Callable[[Tensor], Tensor], read: Callable[[Tensor], Tensor]) -> Tensor:
-        attended = self.cross_residual(self.attn_residual(x, attend, x), read, x)
-        return self.ffn_residual(attended, self.ffn, x)
+    def _run(self, x: Any, attend: Callable[[Tensor, Lower | None], Tensor], read: Callable[[Tensor], Tensor]) -> Any:
+        """Tensors, or what the stack's mixing makes of them (nn/mixing.py)."""
+        def run(x: Any, lower: Lower | None) -> Any:
+            attended = self.cross_residual(self.attn_residual(x, lambda x: attend(x, lower), x), read, x)
+            return self.ffn_residual(attended, self.ffn, x)
+
+        return with_lower(x, run)
 
 
-# How to run one layer: call(layer, its index, what it reads), or for some sentences alone call(.., which, the stream so far).
-LayerCall = Callable[..., Tensor]
+# How to run one layer: call(layer, its index, the stream so far), or for some sentences alone call(.., which, what they pass).
+LayerCall = Callable[..., Any]
 
 
 class LayerStack(nn.Module):
     """Layers in order; a sentence, or a whole batch, that leaves a layer out passes it unchanged (Fan et al. 2020).
 
-    With a `mixing`, layer i reads mixing(states, i), the stack's input and the outputs below it, instead of the last of them.
+    With a `mixing`, a layer reads what that makes of the states and layers below it (nn/mixing.py).
     With `recomputes`, training keeps each layer's input alone and computes the rest again for the gradient, with the same
     dropout (Chen et al. 2016, §4).
     """
 
     def __init__(self, layers: Iterable[nn.Module], norm: nn.Module | None, kept_states: Collection[int] = (),
-                 mixing: nn.Module | None = None) -> None:
+                 mixing: StackMixing | None = None) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.norm = norm
@@ -155,19 +166,28 @@ class LayerStack(nn.Module):
 
     def forward(self, embedded: Embedded, call: LayerCall, active: Sequence[bool | Subset] | None = None) -> StackOutput:
         assert active is None or len(active) == len(self.layers), "a yes, a no or a subset for each layer"
-        x = embedded.input
-        states, below = [self._kept(0, x)], [x]
+        x, mixing = embedded.input, self.mixing
+        states, below = [self._kept(0, x)], None if mixing is None else mixing.begin(x)
         if self.recomputes and self.training and torch.is_grad_enabled():
             call = _recomputed(call)
         for index, layer in enumerate(self.layers):
             # Identity, not absence: states[i + 1] is always the output of layer i, so readers need no special case.
             kept = True if active is None else active[index]
-            if kept is not False:
-                read = x if self.mixing is None else self.mixing(below, index)
-                x = call(layer, index, read, kept, x) if isinstance(kept, Subset) else call(layer, index, read)
+            if mixing is None:
+                if kept is not False:
+                    x = call(layer, index, x, kept, x) if isinstance(kept, Subset) else call(layer, index, x)
+            elif isinstance(kept, Subset):
+                own = mixing.part(mixing.read(below, layer, index), kept.own)
+                mixing.note_part(below, index, call(layer, index, own, kept, None), kept.own)
+            elif kept:
+                mixing.note(below, index, call(layer, index, mixing.read(below, layer, index)))
+            else:
+                mixing.skip(below, index)
+            if mixing is not None and index + 1 in self.kept_states:
+                x = mixing.state(below)
             states.append(self._kept(index + 1, x))
-            if self.mixing is not None:
-                below.append(x)
+        if mixing is not None:
+            x = mixing.final(below, len(self.layers))
         return StackOutput(x if self.norm is None else self.norm(x), tuple(states), embedded.tokens)
 
     def _kept(self, index: int, x: Tensor) -> Tensor | None:
