@@ -9,7 +9,7 @@ import torch
 from lamina.data.batching import TokenBatch, collate, pad_rows
 from lamina.data.corpus import Example
 from lamina.data.labelled_sentences import SentenceBatch
-from lamina.data.layer_subsets import LayerSubsets
+from lamina.data.layer_subsets import Draw, LayerSubsets
 from lamina.data.masked_blocks import MaskedBatch
 from lamina.data.packing import PackedShape, Sentences, flat, packed
 from lamina.nn.mixing import StackMixing
@@ -58,31 +58,34 @@ class ReadsAll(StackMixing):
         return torch.stack(below).mean(dim=0)
 
 
+def of_tokens(batch, chosen, stack):
+    """Of a yes or no for each sentence, one for each place."""
+    chosen = torch.from_numpy(chosen)
+    if not hasattr(batch, "sides"):
+        return chosen[:, None, None]
+    side = batch.sides.source if stack == "encoder" else batch.sides.target
+    sizes = torch.diff(side.bounds[: len(chosen) + 1]).long()
+    is_kept = torch.zeros(len(side.sentences), dtype=torch.bool)
+    is_kept[: int(sizes.sum())] = chosen.repeat_interleave(sizes)
+    return is_kept[:, None]
+
+
 @contextmanager
 def computing_all(model, batch):
     """Inside, layers run for all sentences, and each takes its new state or keeps its old one."""
     stacks = stacks_of(model)
 
-    def choosing(layer, chosen, is_packed, side):
+    def choosing(layer, chosen):
         def forward(x, layout, *others):
             *others, _, passed = others
-            own = layer._all(x, layout, *others)
-            if passed is None:  # with a mixing
-                passed = before[side].pop()
-                before[side].append(passed)
-            if not is_packed:
-                return torch.where(chosen[:, None, None], own, passed)
-            sizes = torch.diff(layout.bounds[: len(chosen) + 1]).long()
-            is_kept = torch.zeros(x.size(1), dtype=torch.bool)
-            is_kept[: int(sizes.sum())] = chosen.repeat_interleave(sizes)
-            return torch.where(is_kept[:, None], own, passed)
+            return torch.where(chosen, layer._all(x, layout, *others), passed)
         return forward
 
     for name, stack in stacks.items():
         own = batch.draw.chosen[0 if name == "encoder" else 1]
         for layer, chosen in zip(stack.layers, own, strict=True):
             if chosen is not None:
-                layer.forward = choosing(layer, torch.from_numpy(chosen), hasattr(batch, "sides"), name)
+                layer.forward = choosing(layer, of_tokens(batch, chosen, name))
     try:
         yield
     finally:
@@ -143,13 +146,14 @@ def test_mixings(kind):
     model.encoder.mixing, model.decoder.mixing = ReadsAll(), ReadsAll()
     batch = drawn(pair_batch(kind), is_static=kind == "packed")
     found = loss_and_gradients(model, batch, CrossEntropy())
-    mixings = model.encoder.mixing, model.decoder.mixing
-    for mixing in mixings:
-        # What is taken and put is all of it here; the layers choose for themselves.
-        mixing.part = lambda read, places: read
-        mixing.note_part = lambda kept, index, output, places: kept.append(output)
-    with computing_all(model, batch):
-        expected = loss_and_gradients(model, batch, CrossEntropy())
+    for name, stack in stacks_of(model).items():
+        for layer in stack.layers:
+            layer.forward = lambda x, layout, *others, layer=layer: layer._all(x, layout, *others[:-2])
+        chosen = batch.draw.chosen[0 if name == "encoder" else 1]
+        stack.mixing.part = lambda read, places: read
+        stack.mixing.note_part = lambda kept, index, output, places, chosen=chosen, name=name: kept.append(
+            torch.where(of_tokens(batch, chosen[index], name), output, kept[-1]))
+    expected = loss_and_gradients(model, batch, CrossEntropy())
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
 
@@ -185,8 +189,6 @@ def test_a_layer_that_no_sentence_runs_still_has_a_gradient_and_changes_nothing(
     for kind in ("padded", "flat", "packed"):
         model, batch = tiny_model(num_layers=3), pair_batch(kind)
         none = np.zeros(batch.num_sentences, dtype=bool)
-        from lamina.data.layer_subsets import Draw
-
         draw = Draw([(none, None, None), (none, None, None)])
         given = (draw.given_to(batch, CAPACITIES, (RATES, RATES)) if kind == "packed" else draw.given_to(batch))
         skipped = ActiveLayers((False, True, True), (False, True, True))
