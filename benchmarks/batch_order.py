@@ -20,7 +20,7 @@ from lamina.config.train_options import TrainConfig
 from lamina.data.feed import Share
 from lamina.threads import settle_threads
 from lamina.training.loop import run_updates
-from lamina.training.run import Run
+from lamina.training.run import open_run
 from lamina.training.validate import validation_loss
 
 ORDERS = {"length": "length", "mixed": "mixed", "packed": "mixed"}
@@ -34,15 +34,15 @@ class Case:
 
     def __init__(self, name: str, flags: list[str]) -> None:
         given, _ = parse("lamina train", TrainConfig, "", [*FLAGS, *flags, "--batch-order", ORDERS[name]])
-        self.run = Run(resolve(TrainConfig, given))
-        self.run.is_packed = name == "packed"
+        self.run = open_run(resolve(TrainConfig, given))
+        self.run.feeds.is_packed = name == "packed"
         self.seconds, self.tokens = 0.0, 0
         self._updates = self._train()
 
     def _shares(self) -> Iterator[Share]:
         progress = self.run.progress
         while True:
-            yield from self.run.train_feed(progress.epoch).shares(progress.epoch, 0, 1)
+            yield from self.run.feeds.train(progress.epoch).shares(progress.epoch, 0, 1)
             progress.begin_epoch(progress.epoch + 1)
 
     def _train(self) -> Iterator[None]:
@@ -62,9 +62,9 @@ class Case:
 
     def figures(self) -> str:
         run, progress = self.run, self.run.progress
-        (feed,) = run._valid_feeds.values()
+        (feed,) = run.feeds.valid.values()
         bits = validation_loss(run.model, feed.batches(), run.config.optimization.criterion)["nll_loss"]
-        padding = run.train_feed(progress.epoch).padding_share(progress.epoch)
+        padding = run.feeds.train(progress.epoch).padding_share(progress.epoch)
         return (f"{progress.updates:7} {bits:9.3f} {1000 * self.seconds / progress.updates:12.1f} "
                 f"{1e6 * self.seconds / self.tokens:11.1f} {100 * padding:9.1f}")
 

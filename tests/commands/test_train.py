@@ -345,10 +345,10 @@ def test_the_best_score_stays_unless_a_run_of_its_own_begins(data, tmp_path, fla
 
 def test_a_second_phase_in_one_folder(data, tmp_path, capsys, monkeypatch):
     """Its updates count from 0 again, and are the newest all the same; the first phase's files stay."""
-    import lamina.training.run as run_module
+    import lamina.training.saver as saver_module
 
     moments = count(10)  # these runs take less than the seconds that a file tells
-    monkeypatch.setattr(run_module, "origin", lambda: {"time": str(next(moments))})
+    monkeypatch.setattr(saver_module, "origin", lambda: {"time": str(next(moments))})
     flags = ("--no-epoch-checkpoints", "--save-interval-updates", "2", "--keep-interval-updates", "2")
     assert train(data, tmp_path, *flags, "--max-update", "12") == 0
     run = last(tmp_path).training["run"]
@@ -457,7 +457,8 @@ def test_pretrained_embeddings(data, tmp_path):
 
 @pytest.mark.parametrize("metric", [[], ["--eval-bleu", "--best-checkpoint-metric", "bleu"]])
 def test_of_two_equal_scores_the_later_is_kept_and_patience_ends(data, tmp_path, monkeypatch, metric, capsys):
-    monkeypatch.setattr("lamina.training.run.validation_loss", lambda *_, **__: {"loss": 1.0, "nll_loss": 1.0, "ppl": 2.0})
+    figures = {"loss": 1.0, "nll_loss": 1.0, "ppl": 2.0}
+    monkeypatch.setattr("lamina.training.validator.validation_loss", lambda *_, **__: figures)
     monkeypatch.setattr("lamina.parts.text_metrics.BleuMetric.corpus", lambda self, *_: self.score({"bleu": 5.0}))
     assert train(data, tmp_path, "--max-epoch", "9", "--patience", "2", *metric) == 0
     assert "no improvement in 2 validations (--patience)" in capsys.readouterr().out
@@ -634,7 +635,7 @@ def test_sigusr1_saves_and_goes_on(data, tmp_path, monkeypatch, update):
 
     flags = ["--dropout", "0.2", "--save-interval-updates", "4", "--max-epoch", "2"]
     assert train(data, tmp_path / "whole", *flags) == 0
-    real_update, real_save, saved = run_module.Updater.update, run_module.Run._save_now, []
+    real_update, real_save, saved = run_module.Updater.update, run_module.Saver.save_now, []
 
     def update_and_signal(self, batches, lr, seed, *rest):
         if seed == (1 << 32) + update - 1:
@@ -648,7 +649,7 @@ def test_sigusr1_saves_and_goes_on(data, tmp_path, monkeypatch, update):
 
     with monkeypatch.context() as patch:
         patch.setattr(run_module.Updater, "update", update_and_signal)
-        patch.setattr(run_module.Run, "_save_now", save_and_copy)
+        patch.setattr(run_module.Saver, "save_now", save_and_copy)
         assert train(data, tmp_path / "parts", *flags) == 0
     whole = last(tmp_path / "whole")
     assert len(saved) == 1
@@ -834,12 +835,10 @@ def test_a_bad_gradient_is_skipped_and_counted(data, tmp_path, capsys, monkeypat
 
 
 def test_a_state_whose_validation_is_not_finite_is_not_saved(data, tmp_path, monkeypatch, capsys):
-    import lamina.training.run as run_module
-
     assert train(data, tmp_path, "--max-epoch", "1") == 0
     before = (tmp_path / "checkpoint_last.pt").read_bytes()
     nan = dict.fromkeys(("loss", "nll_loss", "ppl"), float("nan"))
-    monkeypatch.setattr(run_module, "validation_loss", lambda *_, **__: nan)
+    monkeypatch.setattr("lamina.training.validator.validation_loss", lambda *_, **__: nan)
     capsys.readouterr()
     assert train(data, tmp_path, "--max-epoch", "2") == 2
     out, err = capsys.readouterr()

@@ -11,7 +11,7 @@ from lamina.cli import main
 from lamina.config.parser import resolve
 from lamina.config.train_options import TrainConfig
 from lamina.distributed.ranks import Ranks
-from lamina.training.run import Run
+from lamina.training.run import open_run
 from tiny import TINY_MASKED_FLAGS, write_text
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -54,8 +54,8 @@ def test_training_matches_the_cpu(folder, tmp_path, capsys, task, precision):
 def test_an_update_asks_the_device_no_question(folder, task):
     words = {"data": str(folder / task), "arch": "tiny_masked", "bf16": True, "update-freq": "2", "log-format": "none"}
     flags = dict(zip((name.removeprefix("--") for name in TASKS[task][::2]), TASKS[task][1::2], strict=True))
-    run = Run(resolve(TrainConfig, words | flags), Ranks(device=torch.device("cuda")))
-    batches = list(run.train_feed(1).batches(1))
+    run = open_run(resolve(TrainConfig, words | flags), Ranks(device=torch.device("cuda")))
+    batches = list(run.feeds.train(1).batches(1))
     run.updater.update(batches[:1], 1e-3, seed=1)
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -80,12 +80,12 @@ def test_an_update_asks_the_device_no_question(tmp_path):
     from lamina.config.parser import resolve
     from lamina.config.train_options import TrainConfig
     from lamina.distributed.ranks import Ranks
-    from lamina.training.run import Run
+    from lamina.training.run import open_run
 
-    run = Run(resolve(TrainConfig, {"data": str(make_data(tmp_path)), "arch": "tiny", "max-tokens": 64, "bf16": True,
+    run = open_run(resolve(TrainConfig, {"data": str(make_data(tmp_path)), "arch": "tiny", "max-tokens": 64, "bf16": True,
                                     "update-freq": "2", "log-format": "none", "optimizer": "muon"}),
               Ranks(device=torch.device("cuda")))
-    batches = list(run.train_feed(1).batches(1))
+    batches = list(run.feeds.train(1).batches(1))
     run.updater.update(batches[:1], 1e-3, seed=1)
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -1,4 +1,4 @@
-"""The training loop. It reads as the algorithm; what it moves is handed to it by training/run.py."""
+"""The training loop. It reads as the algorithm; what it moves is a Run, which training/run.py puts together."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from lamina.training.divergence import DivergenceWatch
 from lamina.training.layer_drop import LayerDrop
 from lamina.training.progress import Progress
 from lamina.training.run import Run
+from lamina.training.stop_signals import heed, stop_for
 from lamina.training.update import Updater
 
 
@@ -35,38 +36,37 @@ def update_seed(seed: int, updates: int) -> int:
 
 def train(run: Run) -> None:
     """Until a limit is reached, or a signal comes: an epoch of updates, then validation and a checkpoint."""
-    with StopWish(run.reporter.note) as wish, run.keeper:
+    with StopWish(run.reporter.note) as wish, run.saver.keeper:
         _train_until_done(run, wish)
     run.watch.check_end()
-    run.reporter.note(f"training stopped: {run.why_stop()}")
+    run.reporter.note(f"training stopped: {run.rules.why_stop()}")
     run.reporter.repeat_warnings()
 
 
 def _train_until_done(run: Run, wish: StopWish) -> None:
-    progress = run.progress
+    progress, rules, checks = run.progress, run.rules, run.checks
     if progress.is_check_pending:
-        run.check(progress.epoch, is_epoch_end=False)
-    while not run.why_stop():
-        if run.heed(wish):
-            run.stop_for(wish)
+        checks.check(progress.epoch, is_epoch_end=False)
+    while not rules.why_stop():
+        if heed(run, wish):
+            stop_for(run, wish)
         run.files.check()
-        feed = run.train_feed(progress.epoch)
+        feed = run.feeds.train(progress.epoch)
         num_batches = len(feed.plan(progress.epoch))
         run.reporter.begin_epoch(progress.epoch, num_batches, progress.batches_done)
-        shares = feed.shares(progress.epoch, progress.batches_done, run.update_freq(progress.epoch), run.ranks.rank,
+        shares = feed.shares(progress.epoch, progress.batches_done, run.feeds.update_freq(progress.epoch), run.ranks.rank,
                              run.ranks.size, has_fillers=run.updater.weights.needs_fillers)
-        for _ in run_updates(run.updater, run.schedule, shares, progress, run.watch, run.config.seed,
-                             run.layer_drop):
+        for _ in run_updates(run.updater, run.schedule, shares, progress, run.watch, run.config.seed, run.layer_drop):
             run.files.look()
-            is_over = progress.batches_done >= num_batches or run.why_stop()
-            is_check_next = not is_over and run.is_check_due()
-            if not run.why_stop() and run.heed(wish, is_check_next=is_check_next):
-                run.stop_for(wish, is_check_skipped=is_check_next)
+            is_over = progress.batches_done >= num_batches or rules.why_stop()
+            is_check_next = not is_over and checks.is_due()
+            if not rules.why_stop() and heed(run, wish, is_check_next=is_check_next):
+                stop_for(run, wish, is_check_skipped=is_check_next)
             if is_check_next:
-                run.check(progress.epoch, is_epoch_end=False)
-                is_over = run.why_stop()
+                checks.check(progress.epoch, is_epoch_end=False)
+                is_over = rules.why_stop()
             if is_over:
                 break
         run.watch.flush()
         run.reporter.end_epoch()
-        run.close_epoch(is_cut_short=progress.batches_done < num_batches)
+        checks.close_epoch(is_cut_short=progress.batches_done < num_batches)

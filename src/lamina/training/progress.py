@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -59,3 +60,13 @@ class Progress:
         if not isinstance(state, dict) or not state.keys() <= names:
             raise CheckpointError("the checkpoint's record of progress is damaged; resume from an earlier one.")
         return cls(**state)
+
+
+class Stopwatch:
+    """Of a run, over all sittings: those before this one are known from its progress."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._started = time.perf_counter() - progress.seconds
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._started

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from lamina.checkpoint.finite import ruined_part
@@ -14,11 +15,15 @@ from lamina.checkpoint.runs import BEFORE_RUNS, is_run, named, new_run
 from lamina.config.differences import flags_for
 from lamina.config.keep import SIDES, KeepConfig
 from lamina.config.train_options import SavingConfig, TrainConfig
+from lamina.distributed.ranks import Ranks
 from lamina.errors import CheckpointError, DamageError
 from lamina.fields import build, check, flatten
+from lamina.interop.any_format import load_any
 from lamina.interop.exported_folder import is_exported
-from lamina.pruning.cut import prune_config, structure_of
+from lamina.interop.fairseq_file import DictionaryPlaces
+from lamina.pruning.cut import prune_config, prune_on_loading, structure_of
 from lamina.tasks.base import Task
+from lamina.training.feeds import Feeds
 from lamina.training.keeper import LAST_NAME, earlier_checkpoints
 from lamina.training.measure import measure_of
 from lamina.training.progress import Progress
@@ -57,6 +62,37 @@ def pruned_config(config: TrainConfig, checkpoint: Checkpoint | None, note: Call
         return config
     # What was asked for gives way to what was done, which is what the next checkpoint has to tell.
     return build(TrainConfig, flatten(config) | flatten(KeepConfig()) | changed)
+
+
+def starting_point(config: TrainConfig, device: torch.device, note: Callable[[str], None],
+                   warn: Callable[[str], None]) -> StartingPoint | None:
+    """The checkpoint whose weights the model begins with, cut to the layers to keep, if there is one."""
+    saving = config.saving
+    if config.model.init.why_stop():
+        # A profile is of the weights that training begins with, whatever has been trained already.
+        return None
+    check_start(saving)
+    path = find_restore_file(saving)
+    is_resumed = path is not None
+    if not is_resumed and saving.restore_file != DEFAULT_RESTORE_FILE:
+        warn(describe_fresh_start(saving))
+    if is_resumed and saving.finetune_from_model:
+        note(f"{path} is there: this run goes on, and {saving.finetune_from_model} is not read again")
+    if path is None and saving.finetune_from_model:
+        path = Path(saving.finetune_from_model)
+    if path is None:
+        return None
+    data = config.data
+    places = DictionaryPlaces.of(data.data, source_lang=data.source_lang, target_lang=data.target_lang)
+    path, whole = load_whole(path, lambda path: load_any(path, device, places=places, notice=note), note,
+                             may_fall_back=is_resumed and saving.restore_file == DEFAULT_RESTORE_FILE)
+    checkpoint = prune_on_loading(whole, config.keep, path, say=note, warn=note)
+    if checkpoint is not whole and path.parent.resolve() == Path(saving.save_dir).resolve():
+        note(f"checkpoints of the pruned model take the place of the whole one's in {saving.save_dir}: to keep those, choose "
+             "another --save-dir")
+    # A model of another task lends its weights; its updates and scores mean nothing here.
+    is_resumed = is_resumed and checkpoint.task == config.task
+    return StartingPoint(path, checkpoint, is_resumed)
 
 
 def check_start(saving: SavingConfig) -> None:
@@ -213,3 +249,34 @@ def load_optimizer_(updater: Updater, stored: dict[str, Any], note: Callable[[st
             updater.weights.fill_(pieces[name], stored[name])
         else:
             value.copy_(stored[name])
+
+
+def check_same_start(progress: Progress, ranks: Ranks) -> None:
+    """Ranks that went on from different checkpoints would train different models."""
+    starts = ranks.gather([[progress.updates, progress.epoch, progress.batches_done]])
+    if starts.count(starts[0]) < len(starts):
+        other = next(rank for rank, start in enumerate(starts) if start != starts[0])
+        raise CheckpointError(f"rank 0 goes on from update {starts[0][0]}, but rank {other} from update "
+                              f"{starts[other][0]}: they found different files. --save-dir must be one folder that all "
+                              "machines see.")
+
+
+def find_place_(progress: Progress, feeds: Feeds, note: Callable[[str], None]) -> None:
+    """Inside an epoch, a number of batches says nothing where the batches are others than those that were counted."""
+    place = progress.place
+    if not progress.batches_done or not place.plan:
+        return
+    epoch, feed = progress.epoch, feeds.train(progress.epoch)
+    if feed.is_planned_as(epoch, place):
+        return
+    done = feed.find(epoch, place)
+    if done is None:
+        note(f"the training data is not what epoch {epoch} of the checkpoint had: the epoch begins again")
+        progress.begin_epoch(epoch)
+        return
+    num_fitting = len(feed.corpus) - len(feed.too_long.indices)
+    note(f"the batches are not those that epoch {epoch} of the checkpoint had (as with another --max-tokens or --seed): it "
+         f"goes on after as many {feed.corpus.unit}, {place.sentences} of {num_fitting}, at batch {done} of "
+         f"{len(feed.plan(epoch))} instead of {progress.batches_done}; some may come twice in this epoch, and others not at "
+         "all")
+    progress.batches_done = done

@@ -1,0 +1,25 @@
+"""The type that a run computes in: what was asked for, as far as the device has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from lamina.config.train_options import PrecisionConfig
+
+
+def compute_type(precision: PrecisionConfig, device: torch.device, note: Callable[[str], object]) -> torch.dtype:
+    if precision.fp16 and device.type == "cpu":
+        note("--fp16 has no effect without a GPU: computing in float32")
+        return torch.float32
+    if precision.fp16:
+        return torch.float16
+    if device.type == "cpu":
+        return torch.bfloat16 if precision.bf16 else torch.float32
+    # Not emulated: that would be slower than float32.
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision.bf16 and not has_bf16:
+        note("--bf16 is not supported by this GPU: computing in float32; --fp16 would be faster")
+        return torch.float32
+    return torch.bfloat16 if has_bf16 and not precision.fp32 else torch.float32

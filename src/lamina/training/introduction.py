@@ -1,0 +1,36 @@
+"""The opening lines of a run: what is trained, on what, in which batches."""
+
+from __future__ import annotations
+
+from lamina.training.run import Run
+
+
+def introduce(run: Run) -> None:
+    config, note = run.config, run.reporter.note
+    for vocabulary, language in zip(run.task.vocabularies, run.task.languages, strict=True):
+        note(f"[{language}] dictionary: {len(vocabulary)} types")
+    epoch = run.progress.epoch
+    feed = run.feeds.train(epoch)
+    num_left_out = len(feed.too_long.indices)
+    more = f"; {num_left_out} more are left out, too long" if num_left_out else ""
+    note(f"{feed.corpus.name}: {len(feed.corpus) - num_left_out} {feed.corpus.unit} in {len(feed.plan(epoch))} batches, "
+         f"{100 * feed.padding_share(epoch):.1f} % padding{more}")
+    note(f"model {config.arch}, criterion {config.optimization.criterion.name}, device {run.ranks.device}, "
+         f"{str(run.dtype).removeprefix('torch.')}")
+    num_params = sum(parameter.numel() for parameter in run.model.parameters())
+    note(f"num. model params: {num_params} (num. trained: {num_params})")
+    note(effective_batch(run))
+    num_batches = run.feeds.update_freq(epoch) * run.ranks.size
+    if run.layer_drop.is_on and not run.layer_drop.is_by_batch and num_batches > 1 and not config.ranks.is_sharded:
+        note(f"LayerDrop draws once for the {num_batches} batches of an update; --layerdrop-draws batch draws for each, and "
+             "mostly learns faster (docs/layerdrop.md)")
+
+
+def effective_batch(run: Run) -> str:
+    batches, freq = run.config.batches, run.feeds.update_freq(run.progress.epoch)
+    limit, unit, name = (batches.max_tokens, "tokens", "max-tokens") if batches.max_tokens is not None else (
+        batches.max_sentences, "sentences", "batch-size")
+    assert limit is not None, "the configuration asks for one of the two"
+    size = run.ranks.size
+    return (f"effective batch: up to {limit * freq * size} {unit} ({name} {limit} x update-freq {freq} x {size} "
+            f"{'rank' if size == 1 else 'ranks'})")

@@ -1,0 +1,44 @@
+"""What a run does when a signal tells it to stop or to save: the same on all ranks, after the same update."""
+
+from __future__ import annotations
+
+import signal
+from typing import NoReturn
+
+from lamina.distributed.signals import StopWish
+from lamina.errors import AlreadyToldError, StopSignal
+from lamina.training.keeper import LAST_NAME
+from lamina.training.run import Run
+
+
+def heed(run: Run, wish: StopWish, *, is_check_next: bool = False) -> bool:
+    """Whether any rank heard a signal to stop; one to save is granted here.
+
+    Ranks hear signals at different moments, and must stop or save after the same update.
+    """
+    stops, saves = run.ranks.sum(int(wish.signal is not None), int(wish.take_save()))
+    if saves and not stops:
+        run.saver.save_now(is_check_next=is_check_next)
+    return stops > 0
+
+
+def stop_for(run: Run, wish: StopWish, *, is_check_skipped: bool = False) -> NoReturn:
+    """Leave as a signal wished, with all that was done on disk. What was due now is done when the run is resumed.
+
+    Not even a validation comes first: whoever takes a machine away waits for half a minute.
+    """
+    run.watch.flush()
+    run.reporter.end_epoch()
+    is_saved = run.config.saving.is_on
+    if is_saved:
+        run.saver.save_last(is_check_pending=is_check_skipped)
+    keeper = run.saver.keeper
+    keeper.finish()
+    run.ranks.sum(0)  # launchers end all ranks when one is gone: nobody leaves before the state is on disk
+    number = wish.signal or signal.SIGTERM
+    if not run.ranks.is_first:
+        raise AlreadyToldError(128 + number)
+    saved = f"{keeper.folder / LAST_NAME} is saved, and the same command goes on from there"
+    if not is_saved or run.watch.doubt:
+        saved = f"nothing is saved ({'--no-save' if not is_saved else run.watch.doubt})"
+    raise StopSignal(f"stopped by {number.name} after update {run.progress.updates}: {saved}.", number)
