@@ -21,6 +21,7 @@ from lamina.parts import (
     subword_libraries,
     surface_fusion,
     text_metrics,
+    trackers,
     update_rules,
 )
 from lamina.parts.contracts import (
@@ -41,6 +42,7 @@ from lamina.parts.contracts import (
     Part,
     Positions,
     Rates,
+    Recorder,
     Residual,
     RuleInForce,
     RulePlace,
@@ -51,11 +53,13 @@ from lamina.parts.contracts import (
     StepRule,
     SubwordLibrary,
     TaskKind,
+    TrackedRun,
+    Tracker,
 )
 
 __all__ = ["Adapter", "Criterion", "DepthResidual", "Figure", "Fusion", "FusionPlace", "Head", "HeadPlace", "LayerPlace",
-           "MatrixRule", "Metric", "MetricInputs", "Mixing", "Optimizer", "Part", "Positions", "Rates", "Residual",
-           "RuleInForce", "RulePlace", "Schedule", "Score", "Stage", "Step", "StepRule", "SubwordLibrary", "TaskKind",
-           "activations", "adapters", "bottom_to_top", "criteria", "encoder_fusion", "keel", "layernorm_scaling", "mixings",
-           "muon", "position_kinds", "rate_schedules", "residuals", "search_rules", "subword_libraries", "surface_fusion",
-           "text_metrics", "update_rules"]
+           "MatrixRule", "Metric", "MetricInputs", "Mixing", "Optimizer", "Part", "Positions", "Rates", "Recorder",
+           "Residual", "RuleInForce", "RulePlace", "Schedule", "Score", "Stage", "Step", "StepRule", "SubwordLibrary",
+           "TaskKind", "TrackedRun", "Tracker", "activations", "adapters", "bottom_to_top", "criteria", "encoder_fusion",
+           "keel", "layernorm_scaling", "mixings", "muon", "position_kinds", "rate_schedules", "residuals", "search_rules",
+           "subword_libraries", "surface_fusion", "text_metrics", "trackers", "update_rules"]

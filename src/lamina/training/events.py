@@ -44,7 +44,7 @@ class Event:
 
     @property
     def where(self) -> str:
-        """"train" for an interval, "epoch" for an epoch, the name of a validation set; otherwise the kind."""
+        """`"train"` for an interval, "epoch" for an epoch, the name of a validation set; otherwise the kind."""
         return str(self.row["where"])
 
     @property

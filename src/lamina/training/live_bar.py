@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import sys
 import time
+from collections import deque
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -36,7 +37,7 @@ class TimeLeft:
     """How long what is left will take at the latest speed."""
 
     def __init__(self) -> None:
-        self._seen: list[tuple[float, float]] = []  # seconds, amount done
+        self._seen: deque[tuple[float, float]] = deque()  # seconds, amount done
 
     def seconds(self, done: float, total: float) -> float | None:
         now = time.monotonic()
@@ -44,7 +45,7 @@ class TimeLeft:
             self._seen.clear()
         self._seen.append((now, done))
         while len(self._seen) > 2 and now - self._seen[1][0] > SECONDS_OF_SPEED:
-            self._seen.pop(0)
+            self._seen.popleft()
         first, before = self._seen[0]
         if now <= first or done <= before:
             return None

@@ -16,7 +16,10 @@ from lamina.config.train_options import LogConfig, OptimizationConfig
 from lamina.distributed.ranks import Ranks
 from lamina.parts.figures import known_figures
 from lamina.training.events import Callback, Listeners, Row
+from lamina.training.keeper import Written
 from lamina.training.live_bar import LiveBar, clock, in_notebook, open_bar
+from lamina.training.tracking import Tracking
+from lamina.training.train_log import TrainLog
 from lamina.training.validate import bits_per_token
 
 
@@ -82,7 +85,13 @@ class Reporter:
         self.interval = Interval(time.perf_counter())
         self._latest: dict[str, Any] = {}  # of the last interval that is over
         self._bar: LiveBar | None = None
+        self._trackers: Sequence[Tracking] = ()
         self._warnings: list[str] = []
+
+    def listen(self, log: TrainLog, trackers: Sequence[Tracking]) -> None:
+        """In front of callbacks, which may read what they wrote."""
+        self.listeners.add(log, *trackers)
+        self._trackers = trackers
 
     def begin_epoch(self, num_batches: int) -> None:
         if self.format == "rich" and self._bar is None:
@@ -158,6 +167,10 @@ class Reporter:
             shown = " | ".join(f"{name} {format_figure(name, value)}" for name, value in figures.items())
             print(f"| epoch {row['epoch']:03d}{place} | {shown} | num_updates {row['num_updates']}", flush=True)
 
+    def saved(self, written: Written) -> None:
+        self.listeners.tell("checkpoint", where="checkpoint", epoch=written.at.epoch, updates=written.at.updates,
+                            files=written.names)
+
     def note(self, text: str) -> None:
         if not self.ranks.is_first:
             return
@@ -190,6 +203,9 @@ class Reporter:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+        for tracker in self._trackers:
+            tracker.close()
+        self._trackers = ()
 
     def _print_json(self, row: Row) -> None:
         print(json.dumps(row), flush=True)

@@ -82,7 +82,7 @@ class TrainLog:
         if not self._has_failed:
             self._has_failed = True
             reason = getattr(error, "strerror", None) or error
-            self._note(f"warning: {self.path} cannot be written: {reason}. Training goes on; its lines wait for room on the disk")
+            self._note(f"warning: {self.path} cannot be written: {reason}. Training goes on; the next line is another attempt")
 
 
 def read_rows(path: Path) -> Iterator[Row]:
