@@ -1,6 +1,6 @@
 """From a command's configuration class to its command line, through argparse.
 
-argparse was chosen over tyro after a trial (docs/log.md, 2026-11-15): flags stay unset when not given, values may be
+argparse was chosen over tyro after a trial (notes/log.md, 2026-11-15): flags stay unset when not given, values may be
 optional (`--remove-bpe [KIND]`), every error is one line, and `--help` costs nothing to import.
 """
 

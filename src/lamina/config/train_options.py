@@ -75,8 +75,8 @@ class PrecisionConfig:
     bf16: bool = flag(False, "compute in bfloat16 with float32 master weights; needs no loss scale; what a GPU does "
                              "that has it, unless it is told otherwise", aliases=("memory-efficient-bf16",))
     fp32: bool = flag(False, "compute in float32 on a GPU too")
-    cuda_graphs: bool = flag(True, "on a GPU, record the kernels of an update once and replay them: several times as fast")
-    compiles: bool = flag(True, "on a GPU, let torch.compile fuse what it can before an update is recorded", name="compile",
+    cuda_graphs: bool = flag(True, "on a GPU, capture the kernels of an update once and replay them: several times as fast")
+    compiles: bool = flag(True, "on a GPU, let torch.compile fuse what it can before an update is captured", name="compile",
                           needs="cuda-graphs")
     packs: bool = flag(True, "on a GPU, give all batches of sentence pairs the same shape, rows of --max-tokens, so that "
                              "updates can be captured", name="pack", wants=(PAIRS,))
@@ -173,8 +173,9 @@ class SavingConfig:
     save_dir: str = flag("checkpoints", "folder for checkpoint_best.pt, checkpoint_last.pt and the numbered ones")
     restore_file: str = flag("checkpoint_last.pt", "where to go on from, in --save-dir unless a path; a file that does not "
                                                    "exist means a fresh start, with a warning")
-    finetune_from_model: str | None = flag(None, "take the weights of this checkpoint and start everything else afresh; the "
-                                                  "same command then goes on from checkpoint_last.pt")
+    finetune_from_model: str | None = flag(None, "take the weights of this checkpoint, whose dictionary may be another, and "
+                                                 "start everything else afresh; the same command then goes on from "
+                                                 "checkpoint_last.pt")
     reset_optimizer: bool = flag(False, "resume without the optimizer's state, and with the best score and patience forgotten")
     reset_lr_scheduler: bool = flag(False, "resume with the learning rate's schedule begun anew")
     reset_dataloader: bool = flag(False, "resume at the start of epoch 1 of the data")

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lamina.cuda_graphs.recorder import Captured, Recorder, replaced, warm_up
+from lamina.cuda_graphs.recorder import Captured, Recorder
+from lamina.nn.compiling import replaced
 from lamina.nn.stack import stacks_of
 
 Forward = Callable[..., Tensor]
@@ -95,8 +96,8 @@ class _LayerGraph:
             out = compute()
             torch.autograd.grad(out, [*self._inputs, *self._parameters], torch.zeros_like(out), allow_unused=True)
 
-        warm_up(compute_both, recorder.stream)
-        self._forward: Captured[Tensor] = recorder(compute, is_warm=True)
+        recorder.warm_up(compute_both)
+        self._forward: Captured[Tensor] = recorder.capture(compute)
         self._out_grad = torch.zeros_like(self._forward.result)
         self._backward: Captured[list[Tensor | None]] | None = None
 
@@ -109,7 +110,7 @@ class _LayerGraph:
             torch._foreach_add_([total for total, _ in pairs], [grad for _, grad in pairs])
             return list(found[: len(self._inputs)])
 
-        self._backward = recorder(compute, is_warm=True)
+        self._backward = recorder.capture(compute)
 
     def __call__(self, x: Tensor, *others: Any) -> Tensor:
         tensors = _tensors_in(others)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lamina.checkpoint.dictionary_change import with_dictionaries
 from lamina.checkpoint.finite import ruined_part
 from lamina.checkpoint.format import Checkpoint, load_weights_
 from lamina.checkpoint.runs import BEFORE_RUNS, is_run, named, new_run
@@ -162,8 +163,15 @@ def run_to_be(start: StartingPoint | None, saving: SavingConfig) -> str:
     return run_of(start.checkpoint) if start is not None and is_continued else new_run()
 
 
-def restore_weights_(model: nn.Module, checkpoint: Checkpoint, task: Task, path: Path, note: Callable[[str], None]) -> None:
-    """Weights that fit may still be of a model that computes something else with them: `note` hears of that."""
+def restore_weights_(model: nn.Module, checkpoint: Checkpoint, task: Task, path: Path, note: Callable[[str], None], *,
+                     is_resumed: bool = True) -> None:
+    """Weights that fit may still be of a model that computes something else with them: `note` hears of that.
+
+    A run that begins with the weights of another may have another dictionary.
+    """
+    if not is_resumed:
+        task.check_origin(checkpoint, path)
+        checkpoint = with_dictionaries(checkpoint, model, task.vocabularies, task.subwords, path, note)
     weights = task.starting_weights(model, checkpoint, path)
     stored, own = checkpoint.model_config(), task.model_config
     folded = checkpoint.training.get("folded")

@@ -147,7 +147,7 @@ def _model(config: TrainConfig, task: Task, ranks: Ranks, start: StartingPoint |
     for stack in stacks_of(model).values():
         stack.recomputes = config.precision.checkpoint_activations
     if start is not None:
-        restore_weights_(model, start.checkpoint, task, start.path, reporter.note)
+        restore_weights_(model, start.checkpoint, task, start.path, reporter.note, is_resumed=start.is_resumed)
         if not start.is_resumed:
             reporter.note(f"weights taken from {start.path}")
     elif ranks.is_first:

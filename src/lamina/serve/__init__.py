@@ -1,0 +1,1 @@
+"""Loaded models that answer many clients at once."""
