@@ -141,6 +141,7 @@ class TrainOptions(TypedDict, total=False):
     fp16_init_scale: float
     fp16_scale_window: int | None
     fp32: bool
+    freeze: str | Sequence[str]
     freq_weighted_replacement: bool
     fsdp: bool
     fusion: str
