@@ -148,7 +148,8 @@ def test_mixings(kind):
     found = loss_and_gradients(model, batch, CrossEntropy())
     for name, stack in stacks_of(model).items():
         for layer in stack.layers:
-            layer.forward = lambda x, layout, *others, layer=layer: layer._all(x, layout, *others[:-2])
+            layer.forward = lambda x, layout, *others, layer=layer: layer._all(x, layout, *(
+                others[:-2] if others and others[-1] is None else others))
         chosen = batch.draw.chosen[0 if name == "encoder" else 1]
         stack.mixing.part = lambda read, places: read
         stack.mixing.note_part = lambda kept, index, output, places, chosen=chosen, name=name: kept.append(
