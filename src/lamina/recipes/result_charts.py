@@ -10,8 +10,8 @@ from typing import Any
 from lamina.analysis.charts import COLUMN_WIDTH, LINE_STYLES, small_print
 from lamina.analysis.drawing import COLOURS, MARKERS, new_figure, save_figure
 from lamina.recipes.plan import run_name
-from lamina.recipes.printed_figures import training_rows
 from lamina.recipes.results import RUN, Row, latest
+from lamina.recipes.run_figures import training_rows
 
 # More curves than that in a panel, or panels in a row, nobody could read.
 MOST_VARIANTS, MOST_PANELS = 14, 4
