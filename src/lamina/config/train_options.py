@@ -37,6 +37,9 @@ class OptimizationConfig:
     layer_drop_draws: str = flag("update", "what LayerDrop draws layers for: an update, so that all its batches leave out the "
                                  "same ones, or each batch of it (--update-freq, several GPUs), whose mean is steadier",
                                  name="layerdrop-draws", choices=("update", "batch"))
+    freeze: tuple[str, ...] = flag((), "leave these weights as they are: names as `lamina info --weights` lists them, of one "
+                                       "weight or of all below a name, with * for any characters, such as encoder or "
+                                       "*.norm.bias", metavar="PATTERN", repeats=True)
     sentence_avg: bool = flag(False, "average the loss over sentences instead of tokens")
 
     def __post_init__(self) -> None:

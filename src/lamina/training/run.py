@@ -25,6 +25,7 @@ from lamina.training.compute_type import compute_type
 from lamina.training.distillation import criterion_of
 from lamina.training.divergence import DivergenceWatch
 from lamina.training.feeds import Feeds
+from lamina.training.freezing import freeze_
 from lamina.training.keeper import Keeper
 from lamina.training.layer_drop import LayerDrop
 from lamina.training.measure import VALIDATED, forget_other_scores_, measure_of, size_of
@@ -145,6 +146,7 @@ def _model(config: TrainConfig, task: Task, ranks: Ranks, start: StartingPoint |
         config.model.init.begin_(Beginning(model, feeds.first_batches, keeper.folder, config.seed, reporter.note))
     for parameter in model.parameters():
         ranks.broadcast_(parameter.data)  # Admin's omegas are measured by the first rank alone
+    freeze_(model, config.optimization.freeze, reporter.note)
     return model
 
 

@@ -84,7 +84,7 @@ class Saver:
             languages=tuple(self.task.languages),
             dictionaries=tuple(vocabulary.to_text() for vocabulary in self.task.vocabularies),
             subwords=tuple(map(subword_to_dict, self.task.subwords)),
-            weights=self.updater.weights.named(self.updater.weights.master),
+            weights=self.updater.weights.state_dict(),
             training=training,
             metrics=metrics,
             origin=origin(),
