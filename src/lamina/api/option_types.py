@@ -184,6 +184,7 @@ class TrainOptions(TypedDict, total=False):
     min_lr: float
     mixing: str
     mixing_stacks: str
+    mlflow_experiment: str | None
     momentum: float
     muon_momentum: float
     no_decay: str | Sequence[str]
@@ -249,6 +250,8 @@ class TrainOptions(TypedDict, total=False):
     token_positional_embeddings: bool
     tokens_per_sample: int
     total_num_update: int
+    tracker: str | Sequence[str]
+    trackio_project: str | None
     train_subset: str
     transparent_attention: bool
     truncate_sequence: bool
@@ -260,6 +263,7 @@ class TrainOptions(TypedDict, total=False):
     validate_interval_updates: int
     value_residual_share: float
     verify: str
+    wandb_project: str | None
     warmup_init_lr: float
     warmup_updates: int
     weight_decay: float
