@@ -46,7 +46,7 @@ from tiny import FUSIONS, batch_of, tiny_config, tiny_masked_model, tiny_model
 TOTALS = (8, 5, 1, 3)
 # So small that a tiny model has several buckets, and some parameters have one of their own.
 BUCKET_SIZE = 1500
-PRELOAD = ["lamina.training.run", "lamina.distributed.sharded", "lamina.commands.generate"]
+PRELOAD = ["lamina.training.run", "lamina.distributed.sharded", "lamina.api.translated_split"]
 
 
 def with_layer_drop(config: ModelConfig, p: float) -> ModelConfig:

@@ -266,10 +266,16 @@ class TrainConfig:
         self.optimization.criterion.check(self.kind, self.model)
         self._check_metric()
         self.kind.check(self)
+        self._check_schedule()
         self._check_layer_drop()
         self._check_distillation()
         check(not (self.saving.interval_updates and self.validation.is_off and self.validation.patience != -1),
               "--patience needs validation; leave out --disable-validation.")
+
+    def _check_schedule(self) -> None:
+        schedule = self.optimization.schedule
+        check(not (schedule.needs_validation and self.validation.is_off),
+              f"--lr-scheduler {schedule.name} looks at validation: leave out --disable-validation.")
 
     def _check_layer_drop(self) -> None:
         draws = self.optimization.layer_drop_draws

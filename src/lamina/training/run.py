@@ -20,7 +20,7 @@ from lamina.distributed.replicated import ReplicatedWeights
 from lamina.distributed.weights import FlatWeights
 from lamina.fields import flatten
 from lamina.nn.stack import stacks_of
-from lamina.parts.contracts import Beginning, Curve, Rates, TrackedRun
+from lamina.parts.contracts import Beginning, Curve, Rates, TrackedRun, ValidatedCurve
 from lamina.tasks.base import Task
 from lamina.training.checks import Checks
 from lamina.training.compute_type import compute_type
@@ -112,6 +112,8 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
     progress = Progress()
     if start is not None and start.is_resumed:
         progress = restore_training(start, updater, config, reporter.note)
+    if isinstance(schedule, ValidatedCurve):
+        schedule.state = progress.schedule  # which every checkpoint holds
     check_same_start(progress, ranks)
     find_place_(progress, feeds, reporter.note)
     watch = DivergenceWatch(progress, config.precision, updater.weights.names, ranks.device, dtype, reporter)
