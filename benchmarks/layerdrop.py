@@ -5,8 +5,8 @@
     python benchmarks/layerdrop.py --max-tokens 4096 --rates 0,0.2 -- --layerdrop-draws batch
 
 Runs of `lamina train` in one process, one for each rate, take turns of some updates each, so that what else the machine does
-hits all alike; reading and drawing batches counts. Peak memory is that of a run's first updates, above what was there before.
-Flags after -- go to all runs.
+hits all alike; reading and drawing batches counts. Time is the clock's on a GPU, and the process's own on a CPU. Peak memory is
+that of a run's first updates, above what was there before. Flags after -- go to all runs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Case:
         started = time.perf_counter()
         for _ in range(WARM_UP):
             next(self._updates)
-        self.warm_up = _waited(started)
+        _wait()
+        self.warm_up = time.perf_counter() - started
         self.peak = 0.0 if not torch.cuda.is_available() else (torch.cuda.max_memory_allocated() - before) / 2**30
 
     def _shares(self) -> Iterator[Share]:
@@ -71,10 +72,12 @@ class Case:
                                run.layer_drop)
 
     def take_turn(self, number: int) -> None:
-        started = time.perf_counter()
+        clock = time.perf_counter if torch.cuda.is_available() else time.process_time
+        started = clock()
         for _ in range(number):
             next(self._updates)
-        self.seconds.append(_waited(started) / number)
+        _wait()
+        self.seconds.append((clock() - started) / number)
 
 
 def _memory_in_use() -> int:
@@ -87,10 +90,9 @@ def _memory_in_use() -> int:
     return torch.cuda.memory_allocated()
 
 
-def _waited(started: float) -> float:
+def _wait() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter() - started
 
 
 def measure(data: str, options: argparse.Namespace, max_tokens: int) -> list[dict[str, Any]]:
@@ -98,7 +100,10 @@ def measure(data: str, options: argparse.Namespace, max_tokens: int) -> list[dic
         ("layers", options.layers), ("embed-dim", options.width), ("ffn-embed-dim", 4 * options.width),
         ("attention-heads", max(1, options.width // 64)))]
     flags += ["--max-tokens", str(max_tokens), *(["--cpu"] if options.device == "cpu" else []), *options.extra]
-    cases = [Case(data, rate, flags) for rate in options.rates]
+    cases = []
+    for rate in options.rates:
+        cases.append(Case(data, rate, flags))
+        print(f"{max_tokens} tokens, LayerDrop {rate:g}: ready after {cases[-1].warm_up:.1f} s", file=sys.stderr, flush=True)
     for _ in range(options.rounds):
         for case in cases:
             case.take_turn(options.turn)

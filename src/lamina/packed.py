@@ -44,6 +44,7 @@ class Places(NamedTuple):
     sentences: Tensor | None = None  # of packed rows, as in Packed
     bounds: Tensor | None = None  # likewise
     longest: int = 0
+    is_full: bool = False  # whether it is known that the subset has no pads
 
 
 class Subset(NamedTuple):

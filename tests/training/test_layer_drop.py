@@ -2,17 +2,22 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+import lamina.training.update as update_module
 from lamina.config.drop_rates import rates_of, schedule_of_layers
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
+from lamina.data.layer_subsets import LayerSubsets
+from lamina.data.packing import Sentences, flat
 from lamina.errors import ConfigError
 from lamina.models.build import build_model
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 from lamina.parts.update_rules import Adam, Sgd
 from lamina.pruning.cut import Keep, prune
 from lamina.training.layer_drop import LayerDrop, run_in_any
+from lamina.training.loss import batch_loss
 from lamina.training.update import Updater
 from tiny import VOCABULARY_SIZE, batch_of, tiny_config, tiny_model
 
@@ -152,3 +157,31 @@ def test_gradients_are_those_of_the_pruned_model():
     after = {name: value.clone() for name, value in whole.weights.named(whole.weights.master).items()}
     _, expected = prune(config, after, Keep((0, 2), (1,)))
     torch.testing.assert_close(pruned.weights.named(pruned.weights.master), expected)
+
+
+def flat_batch():
+    batch = batch_of(slice(0, 8))
+    return flat(*(Sentences(side.flatten().numpy(), np.full(8, side.size(1))) for side in (batch.source, batch.target_out)),
+                range(8))
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_halves_of_a_batch_that_does_not_fit_keep_their_part_of_the_draw(monkeypatch, is_packed):
+    whole = LayerSubsets(((0.5,) * 3, (0.5,) * 3), 1).given_to(flat_batch() if is_packed else batch_of(slice(0, 8)), 1, 0,
+                                                               is_static=False, capacities={})
+
+    def moved(most):
+        def short_of_memory(model, batch, *rest, **options):
+            if batch.num_sentences > most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return batch_loss(model, batch, *rest, **options)
+
+        monkeypatch.setattr(update_module, "batch_loss", short_of_memory)
+        updater = Updater(tiny_model(num_layers=3), SGD, PrecisionConfig())
+        result = updater.update([whole], 0.1, seed=1)
+        return updater.weights.master.clone(), result
+
+    (one, result), (halves, again) = moved(100), moved(3)
+    assert (result.num_tokens, result.num_sentences) == (again.num_tokens, again.num_sentences)
+    torch.testing.assert_close(again.numbers, result.numbers)
+    torch.testing.assert_close(halves, one)

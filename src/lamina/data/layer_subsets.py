@@ -64,6 +64,7 @@ class SideShape(NamedTuple):
     places: int  # P
     num_bounds: int = 0  # of packed rows
     longest: int = 0
+    is_full: bool = False  # no pads
 
     @property
     def part_sizes(self) -> tuple[int, ...]:
@@ -151,7 +152,7 @@ def _subset(layer: LayerShape, views: Iterator[tuple[Tensor, ...]]) -> bool | Su
     for side in layer:
         taken, back, *packed = next(views)
         sentences, bounds = packed or (None, None)
-        sides.append(Places(taken, back, sentences, bounds, side.longest))
+        sides.append(Places(taken, back, sentences, bounds, side.longest, side.is_full))
     return Subset(sides[0], sides[-1])
 
 
@@ -167,9 +168,10 @@ class _Side(NamedTuple):
         """With a rate, one that depends on it and on the whole batch's shape alone."""
         number = int(chosen.sum())
         if self.sizes is None:
-            return SideShape(self.whole, max(number, 1) if rate is None else most_chosen(self.whole, rate))
+            return SideShape(self.whole, max(number, 1) if rate is None else most_chosen(self.whole, rate),
+                             is_full=rate is None and number > 0)
         if rate is None:
-            return SideShape(self.whole, max(int(self.sizes[chosen].sum()), 1), max(number, 1) + 1, self.longest)
+            return SideShape(self.whole, max(int(self.sizes[chosen].sum()), 1), max(number, 1) + 1, self.longest, number > 0)
         places = capacities[rate]
         return SideShape(self.whole, places, most_chosen(self.max_sentences, rate) + -(-places // self.longest) + 1,
                          self.longest)

@@ -10,8 +10,15 @@ import torch
 from torch import nn
 
 
+# Of one function: layers for which LayerDrop has rates of their own run in so many shapes. torch gives up after 8.
+MOST_SHAPES = 64
+
+
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """For one shape at a time, since a captured pass has one. The compiler works when the function is first called."""
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, MOST_SHAPES)
     return torch.compile(function, dynamic=False, options=_options())
 
 

@@ -1,7 +1,8 @@
 """Some sentences of a batch, taken out of it and put back: a layer then runs for them alone (LayerDrop).
 
-Places are unique, so that the gradient of taking is putting, and the other way round: both are gathers, fast and the same
-every time, where torch's own would add atomically. What stands at the pads of a subset comes from somewhere and goes nowhere.
+Places are unique, so that the gradient of taking is putting, and the other way round: nothing is added up, where torch's own
+would do so atomically, and slowly. What stands at the pads of a subset comes from somewhere and goes nowhere: where there may
+be some, all is gathered, by whoever wants a number, and a compiler joins that to what comes before and after.
 """
 
 # N places of the whole, or padded rows; P places of the subset; W numbers at each: D, or T * D
@@ -19,19 +20,20 @@ from lamina.packed import PAD_POSITION, Places
 
 def take(x: Tensor, places: Places) -> Tensor:
     """The subset's part of x. Packed (1, N, D) -> (1, P, D), or padded (N, T, D) -> (P, T, D)"""
-    taken = _Take.apply(_places_of(x, places), places.taken, places.back)
+    taken = _Take.apply(_places_of(x, places), places.taken, places.back, places.is_full)
     return taken.view(*x.shape[:-2], -1, x.size(-1)) if places.bounds is not None else taken.view(-1, *x.shape[1:])
 
 
 def put(x: Tensor, own: Tensor, places: Places) -> Tensor:
     """x with the subset's part replaced."""
-    return _Put.apply(_places_of(x, places), _places_of(own, places), places.taken, places.back).view(x.shape)  # type: ignore[no-any-return]
+    found: Tensor = _Put.apply(_places_of(x, places), _places_of(own, places), places.taken, places.back, places.is_full)
+    return found.view(x.shape)
 
 
 def lay_out_part(layout: AnyLayout, places: Places) -> AnyLayout:
     """How the subset lies."""
     if isinstance(layout, Layout):
-        rows = places.taken.clamp(max=len(layout.is_pad) - 1)
+        rows = places.taken if places.is_full else places.taken.clamp(max=len(layout.is_pad) - 1)
         return Layout(layout.is_pad.index_select(0, rows), layout.may_attend.index_select(0, rows))
     assert places.sentences is not None
     assert places.bounds is not None
@@ -48,27 +50,35 @@ def _places_of(x: Tensor, places: Places) -> Tensor:
 
 class _Take(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, taken: Tensor, back: Tensor) -> Tensor:
-        ctx.save_for_backward(back)
-        return x.index_select(0, taken.clamp(max=x.size(0) - 1))
+    def forward(ctx: Any, x: Tensor, taken: Tensor, back: Tensor, is_full: bool) -> Tensor:
+        ctx.is_full = is_full
+        ctx.save_for_backward(taken, back)
+        return x.index_select(0, taken if is_full else taken.clamp(max=x.size(0) - 1))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (back,) = ctx.saved_tensors
-        return _found_or_zero(grad, back), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        taken, back = ctx.saved_tensors
+        if ctx.is_full:
+            return grad.new_zeros(back.size(0), grad.size(1)).index_copy_(0, taken.long(), grad), None, None, None
+        return _found_or_zero(grad, back), None, None, None
 
 
 class _Put(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, own: Tensor, taken: Tensor, back: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, own: Tensor, taken: Tensor, back: Tensor, is_full: bool) -> Tensor:
+        ctx.is_full = is_full
         ctx.save_for_backward(taken, back)
+        if is_full:
+            return x.index_copy(0, taken.long(), own)
         last = own.size(0) - 1
         return torch.where((back <= last)[:, None], own.index_select(0, back.clamp(max=last)), x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         taken, back = ctx.saved_tensors
-        return grad.masked_fill((back < taken.size(0))[:, None], 0.0), _found_or_zero(grad, taken), None, None
+        if ctx.is_full:
+            return grad.index_fill(0, taken.long(), 0.0), grad.index_select(0, taken), None, None, None
+        return grad.masked_fill((back < taken.size(0))[:, None], 0.0), _found_or_zero(grad, taken), None, None, None
 
 
 def _found_or_zero(rows: Tensor, places: Tensor) -> Tensor:
