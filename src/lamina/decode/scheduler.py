@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.cuda_graphs.decode_graphs import Graphs
+from lamina.cuda_graphs.recorder import Recorder
 from lamina.decode.backtrace import Hypothesis, hypotheses_of
 from lamina.decode.beam_step import BeamStep
 from lamina.decode.constraints import Constraints
@@ -79,7 +79,7 @@ class Scheduler:
         self.device = device
         self.constraints = Constraints(search.config.beam) if has_constraints else None
         self.is_ahead = works_by_itself(device) and not has_constraints
-        self.graphs = Graphs(device, is_on=self.is_ahead and search.config.cuda_graphs)
+        self.graphs = Recorder(device, is_on=self.is_ahead and search.config.cuda_graphs)
         self.is_open = not known
         self.num_slots = num_slots if self.is_open else min(num_slots, len(known))
         self.width = self._wide(max((len(sentence.source) for sentence in known), default=width))
