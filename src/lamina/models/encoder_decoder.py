@@ -72,7 +72,8 @@ class EncoderDecoder(Model):
     def encode(self, source: Rows, active: ActiveLayers = ALL_LAYERS) -> Encoded:
         ids, layout = lay_out(source, self.pad_id)
         embedded = self.source_embedding(ids, layout)
-        return Encoded(self.encoder(embedded, lambda layer, index, x: layer(x, layout), active.encoder), layout, ids)
+        output = self.encoder(embedded, lambda layer, index, x, *kept: layer(x, layout, *kept), active.encoder)
+        return Encoded(output, layout, ids)
 
     def forward(self, source: Rows, target_in: Rows, active: ActiveLayers = ALL_LAYERS) -> list[Term]:  # type: ignore[override]
         """What the head says of each target position; training/loss.py or `log_probs` turns it into numbers."""
@@ -81,7 +82,8 @@ class EncoderDecoder(Model):
         memory, memory_layout = self.memory.prepare(encoded.output), encoded.layout
         output = self.decoder(
             self.target_embedding(ids, layout),
-            lambda layer, index, x: layer(x, layout, self.memory(memory, index), memory_layout), active.decoder)
+            lambda layer, index, x, *kept: layer(x, layout, self.memory(memory, index), memory_layout, *kept),
+            active.decoder)
         return self.head.terms(output, self.head.start(*encoded), layout)
 
     @property
