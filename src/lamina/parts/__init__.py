@@ -13,6 +13,7 @@ from lamina.parts import (
     keel,
     layernorm_scaling,
     mixings,
+    model_manners,
     muon,
     position_kinds,
     rate_schedules,
@@ -57,5 +58,5 @@ __all__ = ["Adapter", "Criterion", "DepthResidual", "Figure", "Fusion", "FusionP
            "MatrixRule", "Metric", "MetricInputs", "Mixing", "Optimizer", "Part", "Positions", "Rates", "Residual",
            "RuleInForce", "RulePlace", "Schedule", "Score", "Stage", "Step", "StepRule", "SubwordLibrary", "TaskKind",
            "activations", "adapters", "bottom_to_top", "criteria", "encoder_fusion", "keel", "layernorm_scaling", "mixings",
-           "muon", "position_kinds", "rate_schedules", "residuals", "search_rules", "subword_libraries", "surface_fusion",
-           "text_metrics", "update_rules"]
+           "model_manners", "muon", "position_kinds", "rate_schedules", "residuals", "search_rules", "subword_libraries",
+           "surface_fusion", "text_metrics", "update_rules"]
