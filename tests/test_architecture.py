@@ -49,6 +49,7 @@ LAYERS = """
     analysis
     pruning
     api
+    serve
     recipes
     demo_corpus
     commands

@@ -41,7 +41,7 @@ def test_the_first_line_is_warm_up_and_the_others_are_speed(runs):
 
 
 def test_what_is_recorded_later_is_warm_up_too(runs):
-    recorded = {"note": "recorded updates for batches of this shape, in 3.0 s"}
+    recorded = {"note": "captured updates for batches of this shape, in 3.0 s"}
     log = read(runs, recorded, line(10, ups=1.0), line(20, ups=10.0), recorded, line(30, ups=2.0), line(40, ups=10.0))
     assert log.warm_up == 2.0 + 5.0
     assert (log.updates, log.seconds) == (20, 2.0)

@@ -23,7 +23,8 @@ from lamina.recipes.results import read_rows
 from write_docs import config_class, migration_row, pages, results_page, write_pages
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+DOCUMENTS += sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "notes").glob("*.md")])
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 # What makes the README's commands quick enough for a test; of a flag that is given twice the last one counts.
 QUICKER = {"demo": "--max-update 2 --train-pairs 300 --samples 1", "preprocess": "--workers 1",
@@ -128,7 +129,7 @@ def test_the_readme_runs_from_text_to_a_score(tmp_path, monkeypatch, capsys):
     assert re.search(r"Generate test with beam=2: BLEU4 = [\d.]+, ", output)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_commands_in_documents_parse(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.yaml").write_text("max-tokens: 4096\n")
@@ -181,7 +182,7 @@ def test_the_python_of_the_documents_runs(tmp_path, monkeypatch):
 
 # -- links, citations, versions
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_links_lead_somewhere(path):
     for link in LINK.findall(read(path)):
         if re.match(r"[a-z]+:", link):
@@ -200,8 +201,14 @@ def test_every_cited_paper_has_a_row_and_every_row_a_test():
         for leaf in unique_leaves(config_class(command)):
             for citation in re.findall(r"[A-Z][^;]*?\d{4}", leaf.info.paper):
                 assert citation in page, f"docs/papers.md lacks {citation} (--{leaf.name})"
-    for test, file in re.findall(r"\[`(test_\w+)`\]\(([^)]+)\)", page):
-        assert f"def {test}(" in read(ROOT / "docs" / file), f"docs/papers.md: {file} has no {test}"
+
+
+@pytest.mark.parametrize("name", ["papers.md", "bugs.md"])
+def test_the_tests_that_a_page_names_are_there(name):
+    named = re.findall(r"\[`(test_\w+)`\]\(([^)]+)\)", read(ROOT / "docs" / name))
+    assert named
+    for test, file in named:
+        assert f"def {test}(" in read(ROOT / "docs" / file), f"docs/{name}: {file} has no {test}"
 
 
 def test_the_changelog_begins_with_this_version():
@@ -210,7 +217,7 @@ def test_the_changelog_begins_with_this_version():
     assert top[1] in ("Unreleased", __version__)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_documents_name_no_one_machine(path):
     assert not re.search(r"/(?:work|tmp|home)/", read(path))
 

@@ -34,9 +34,10 @@ def my_parts(tmp_path, monkeypatch):
 
 
 def test_every_block_is_a_file_and_every_command_runs(my_parts, capsys):
-    assert my_parts == [f"my_parts/{name}.py" for name in ("half", "top_two", "confidence", "sign", "exact", "denoising")]
+    assert my_parts == [f"my_parts/{name}.py" for name in ("half", "top_two", "skip_to_input", "confidence", "sign", "exact",
+                                                           "denoising")]
     lines = "".join(re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)).replace("\\\n", " ").splitlines()
-    assert len(lines) == 9
+    assert len(lines) == 11
     for line in lines:
         words = shlex.split(line)
         assert words[0] == "lamina"
@@ -48,5 +49,8 @@ def test_every_block_is_a_file_and_every_command_runs(my_parts, capsys):
     assert main(["prune", "checkpoints/two/checkpoint_last.pt", "--encoder-layers-to-keep", "0,", "--output", "x.pt",
                  "--user-dir", "my_parts"]) == 2
     assert "--fusion top-two cannot be pruned" in capsys.readouterr().err
+    assert main(["prune", "checkpoints/again/checkpoint_last.pt", "--encoder-layers-to-keep", "0,", "--output", "x.pt",
+                 "--user-dir", "my_parts"]) == 2
+    assert "--mixing input-again cannot be pruned" in capsys.readouterr().err
     assert main(["train", "--help", "--user-dir", "my_parts"]) == 0
     assert "--top-two-share" in capsys.readouterr().out

@@ -17,11 +17,16 @@ from lamina.models.build import build_decoder_only, build_masked_model, build_mo
 from lamina.models.decoder_only import DecoderOnly
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.models.masked import MaskedModel
-from lamina.parts.contracts import Fusion, Head, Positions, Residual
+from lamina.parts.attention_residuals import AttendOverDepth
+from lamina.parts.contracts import Fusion, Head, Mixing, Positions, Residual
+from lamina.parts.denseformer import DenseFormer
 from lamina.parts.encoder_fusion import LayerWiseFusion, NoFusion, TransparentFusion
+from lamina.parts.lime import LayerIntegratedMemory
+from lamina.parts.mixings import NoMixing
 from lamina.parts.position_kinds import Learned, Sinusoidal
 from lamina.parts.residuals import DefaultInit
 from lamina.parts.surface_fusion import AttendedFusion, HardFusion, MaxFusion, MeanFusion, NoSurface, PostnormFusion, SoftFusion
+from lamina.parts.value_residual import ValueResidual
 from lamina.text.vocabulary import EOS, PAD
 
 VOCABULARY_SIZE = 40
@@ -43,12 +48,23 @@ FUSIONS: dict[str, dict[str, Any]] = {
              "surface": AttendedFusion(mode=HardFusion(gate=0.6))},
 }
 
+# What the layers of a stack read of those below; attention residuals take the place of Pre-LN's sums.
+MIXINGS: dict[str, dict[str, Any]] = {
+    "denseformer": {"mixing": DenseFormer()},
+    "denseformer, dilated": {"mixing": DenseFormer(dilation=2, period=2)},
+    "value-residual": {"mixing": ValueResidual()},
+    "lime": {"mixing": LayerIntegratedMemory()},
+    "attention-residuals": {"mixing": AttendOverDepth(), "is_pre_norm": True},
+    "attention-residuals in blocks": {"mixing": AttendOverDepth(num_blocks=2), "is_pre_norm": True},
+}
+
 
 def tiny_config(*, is_pre_norm: bool = False, num_layers: int = 2, dropout_p: float = 0.0, init: Residual | None = None,
-                fusion: Fusion | None = None, surface: Head | None = None, **embedding: Any) -> ModelConfig:
+                fusion: Fusion | None = None, surface: Head | None = None, mixing: Mixing | None = None,
+                **embedding: Any) -> ModelConfig:
     stack = StackConfig(num_layers=num_layers, model_dim=16, ffn_dim=32, num_heads=2, is_pre_norm=is_pre_norm)
     return ModelConfig(encoder=stack, decoder=stack, dropout=DropoutConfig(dropout_p=dropout_p), init=init or DefaultInit(),
-                       fusion=fusion or NoFusion(), surface=surface or NoSurface(),
+                       fusion=fusion or NoFusion(), surface=surface or NoSurface(), mixing=mixing or NoMixing(),
                        embedding=replace(EmbeddingConfig(share_all=True, max_source_positions=64, max_target_positions=64),
                                          **embedding))
 

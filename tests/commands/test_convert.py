@@ -12,7 +12,8 @@ from lamina.interop.fairseq_file import READABLE
 from tiny import TINY_FLAGS, make_data
 
 PLAIN = "transformer_shared_all_embeddings"
-TRAIN = (*TINY_FLAGS, "--optimizer", "adam", "--dropout", "0", "--cpu", "--no-epoch-checkpoints")
+# fairseq's batches are of one length each, and a run that continues from its file keeps them.
+TRAIN = (*TINY_FLAGS, "--optimizer", "adam", "--dropout", "0", "--cpu", "--no-epoch-checkpoints", "--batch-order", "length")
 
 
 @pytest.mark.parametrize("fixture", [PLAIN, "admin_adaptive", "sf_att_hard_gate08", "transformer_lm_adaptive", "roberta_tiny"])

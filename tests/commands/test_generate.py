@@ -19,7 +19,7 @@ def trained(tmp_path_factory):
     """A data folder and a checkpoint that knows a little."""
     folder = tmp_path_factory.mktemp("generate")
     data = make_data(folder, num_lines=60)
-    assert main(["train", str(data), *TINY_FLAGS, "--max-tokens", "200", "--max-epoch", "25", "--lr", "0.02", "--log-format",
+    assert main(["train", str(data), *TINY_FLAGS, "--max-tokens", "200", "--max-epoch", "40", "--lr", "0.01", "--log-format",
                  "none", "--no-epoch-checkpoints", "--save-dir", str(folder / "out")]) == 0
     return str(data), str(folder / "out" / "checkpoint_best.pt")
 

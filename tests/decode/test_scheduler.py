@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lamina.config.search_options import SearchConfig
-from lamina.cuda_graphs.decode_graphs import Graphs
+from lamina.cuda_graphs.recorder import Recorder
 from lamina.decode import scheduler
 from lamina.decode.batched_search import search_rows, sessions
 from lamina.decode.scheduler import power_of_two
@@ -111,7 +111,7 @@ def test_long_sentences_as_on_a_gpu(name, monkeypatch):
 
 def pretend_(monkeypatch):
     monkeypatch.setattr(scheduler, "works_by_itself", lambda device: True)
-    monkeypatch.setattr(Graphs, "_recorded", lambda self, function: Replayed(function))
+    monkeypatch.setattr(Recorder, "capture", lambda self, function: Replayed(function))
 
 
 @pytest.mark.parametrize("kind", ["prefixes", "prompts", "fusion", "ensemble"])

@@ -1,8 +1,8 @@
-"""Compiling takes seconds a test: test_captured.py does it, the others record updates as they are."""
+"""Compiling takes seconds a test: test_captured.py does it, the others capture updates as they are."""
 
 import pytest
 
-import lamina.cuda_graphs.recorder as captured_module
+import lamina.nn.compiling as compiling_module
 import lamina.nn.cross_entropy as loss_module
 import lamina.training.update as update_module
 
@@ -13,7 +13,7 @@ def uncompiled(request, monkeypatch):
         yield
         return
     loss_module.compiled_chunk.cache_clear()
-    for module in (captured_module, loss_module, update_module):
+    for module in (compiling_module, loss_module, update_module):
         monkeypatch.setattr(module, "compiled", lambda function: function)
     yield
     loss_module.compiled_chunk.cache_clear()

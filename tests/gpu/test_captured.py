@@ -151,7 +151,7 @@ def test_layers_recorded_one_by_one_may_be_skipped(name, compiles, capsys):
     train(exact, draws=draws)
     assert_same_way(recorded, eager, exact=exact)
     out = capsys.readouterr().out
-    assert "recorded the layers" in out
+    assert "captured the layers" in out
     assert "is off" not in out
 
 
@@ -196,7 +196,7 @@ def test_padded_batches_of_one_shape_are_recorded_too(capsys):
 
     for active in (ALL_LAYERS, ActiveLayers((True, False, True), (False, True, True))):
         assert_close(losses(updater(compiles=False), active), losses(updater(cuda_graphs=False), active))
-    assert capsys.readouterr().out.count("recorded") == 2
+    assert capsys.readouterr().out.count("captured ") == 2
 
 
 def test_gradients_of_several_batches_and_float16():

@@ -10,7 +10,7 @@ import torch
 import lamina
 from lamina.cli import main
 from lamina.config.search_options import SearchConfig
-from lamina.cuda_graphs.decode_graphs import Graphs
+from lamina.cuda_graphs.recorder import Recorder
 from lamina.decode import scheduler
 from lamina.decode.batched_search import search_rows
 from lamina.decode.search import Search
@@ -74,15 +74,15 @@ def test_recorded_steps_find_what_called_ones_find(config):
     check_same(found_by(Search([model], config), rows, "cuda"), expected)
 
 
-def test_steps_and_encoder_passes_are_recorded(monkeypatch):
+def test_steps_and_encoder_passes_are_captured(monkeypatch):
     replays = []
-    original = Graphs.__call__
+    original = Recorder.__call__
 
     def watch(self, key, function):
         original(self, key, function)
-        replays.append(key in self._graphs)
+        replays.append(key in self._replays)
 
-    monkeypatch.setattr(Graphs, "__call__", watch)
+    monkeypatch.setattr(Recorder, "__call__", watch)
     model = tiny_model(seed=3, share_all=False).cuda()
     found_by(Search([model], CONFIGURATIONS["beam"]), sources(), "cuda")
     assert sum(replays) > 0.8 * len(replays)

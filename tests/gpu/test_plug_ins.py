@@ -28,7 +28,7 @@ def test_the_example_trains_captured_as_it_does_eager(tmp_path, capsys, flags):
             line = LINE.format(data=data, parts=EXAMPLE, folder=tmp_path / name) + own
             assert main(shlex.split(line)) == 0
             said = "".join(capsys.readouterr())
-            assert ("recorded updates for batches of this shape" in said) == (name == "captured"), said
+            assert ("captured updates for batches of this shape" in said) == (name == "captured"), said
             assert "since it failed" not in said
             losses[name] = load_checkpoint(tmp_path / name / "checkpoint_last.pt").metrics["loss"]
         # bfloat16, another order of the same kernels

@@ -21,7 +21,7 @@ from tiny import FUSIONS, VOCABULARY_SIZE, make_data, tiny_config, tiny_language
 TRAIN = ("--arch", "tiny", "--encoder-layers", "2", "--decoder-layers", "2", "--encoder-embed-dim", "48",
          "--encoder-ffn-embed-dim", "96", "--encoder-attention-heads", "2", "--decoder-attention-heads", "2",
          "--share-all-embeddings", "--max-tokens", "800", "--warmup-updates", "20", "--lr", "0.004", "--dropout", "0", "--cpu",
-         "--no-epoch-checkpoints", "--max-update", "300", "--disable-validation")
+         "--no-epoch-checkpoints", "--max-update", "600", "--disable-validation")
 
 
 def checkpoint_of(config, seed=0):

@@ -12,7 +12,7 @@ from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 from lamina.parts.criteria import LabelSmoothedCrossEntropy
 from lamina.parts.residuals import Admin, DeepNet, DefaultInit, ReZeroInit
 from lamina.training.update import Updater
-from tiny import FUSIONS, pad, tiny_model, tiny_pair
+from tiny import FUSIONS, MIXINGS, pad, tiny_model, tiny_pair
 
 RESIDUALS = {
     "post": {"init": DefaultInit()},
@@ -51,6 +51,17 @@ def test_stepwise_decoding_matches_full_forward(model, active):
     torch.testing.assert_close(steps, full, rtol=2e-5, atol=2e-5)
     if active != ALL_LAYERS:
         assert not torch.allclose(full, model.log_probs(source, target))
+
+
+@pytest.mark.parametrize("active", SKIPS.values(), ids=SKIPS.keys())
+@pytest.mark.parametrize("mixing", MIXINGS.values(), ids=MIXINGS.keys())
+def test_stepwise_decoding_matches_full_forward_with_a_mixing(mixing, fusion, active):
+    model = tiny_model(num_layers=3, **{**fusion, **mixing})
+    source, target = tiny_pair()
+    source = torch.cat([pad(source[:1, 2:], right=2), source[1:]])
+    state = model.start(source, target.size(1), active=active)
+    steps = torch.stack([model.step(target[:, position], state) for position in range(target.size(1))], dim=1)
+    torch.testing.assert_close(steps, model.log_probs(source, target, active=active), rtol=2e-5, atol=2e-5)
 
 
 def test_a_skipped_layer_never_shifts_what_is_read(fusion):
@@ -98,3 +109,40 @@ def test_an_update_reads_every_weight_but_those_of_skipped_layers(fusion, dtype,
     untouched = {name for name, norm in zip(updater.weights.names, result.grad_norms.tolist(), strict=True) if norm == 0.0}
     skipped = () if active == ALL_LAYERS else ("encoder.layers.1.", "decoder.layers.0.")
     assert untouched == {name for name in updater.weights.names if skipped and name.startswith(skipped)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("recomputes", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("active", [ALL_LAYERS, ActiveLayers(encoder=(True, False, True), decoder=(True, True, False))],
+                         ids=["all", "some"])
+@pytest.mark.parametrize("name", [name for name in MIXINGS if "dilated" not in name])
+def test_an_update_reads_every_weight_of_a_mixing_too(name, dtype, active, recomputes):
+    mixing = MIXINGS[name]
+    model = tiny_model(num_layers=3, dropout_p=0.1, **mixing)
+    model.encoder.recomputes = model.decoder.recomputes = recomputes
+    source, target = tiny_pair()
+    batch = Batch(source, target, target.roll(-1, dims=1), num_source_tokens=source.numel(), num_target_tokens=target.numel(),
+                  indices=(0, 1, 2))
+    updater = Updater(model, OptimizationConfig(criterion=LabelSmoothedCrossEntropy(smoothing=0.1)), PrecisionConfig(), dtype)
+    result = updater.update([batch], lr=1e-3, seed=1, draws=[active])
+    assert result.numbers.isfinite().all()
+    untouched = {name for name, norm in zip(updater.weights.names, result.grad_norms.tolist(), strict=True) if norm == 0.0}
+    skipped = ["encoder.layers.1.", "decoder.layers.2."] if active != ALL_LAYERS else []
+    if "attention" in name:
+        # Below the first sub-layer there is the input alone, and a softmax over one.
+        skipped += [f"{stack}.layers.0.attn_residual.query" for stack in ("encoder", "decoder")]
+    assert untouched == {name for name in updater.weights.names if name.startswith(tuple(skipped))}
+
+
+@pytest.mark.parametrize("mixing", MIXINGS.values(), ids=MIXINGS.keys())
+def test_recomputed_layers_have_the_gradients_of_kept_ones(mixing):
+    source, target = tiny_pair()
+    found = []
+    for recomputes in (False, True):
+        model = tiny_model(num_layers=3, dropout_p=0.2, **mixing).train()
+        model.encoder.recomputes = model.decoder.recomputes = recomputes
+        torch.manual_seed(3)
+        model.log_probs(source, target)[..., 5].sum().backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for kept, again in zip(*found, strict=True):
+        torch.testing.assert_close(again, kept)

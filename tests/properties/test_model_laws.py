@@ -7,7 +7,7 @@ from lamina.config.search_options import SearchConfig
 from lamina.decode.search import Search
 from lamina.nn.heads import normalise
 from lamina.parts.residuals import Admin, AdminClosedForm, DeepNet, ReZeroInit, ReZeroPostNorm
-from tiny import FUSIONS, pad, tiny_model, tiny_pair
+from tiny import FUSIONS, MIXINGS, pad, tiny_model, tiny_pair
 
 CONFIGURATIONS = {
     "post": {},
@@ -25,6 +25,8 @@ CONFIGURATIONS = {
     **FUSIONS,
     **{f"pre {name}": {"is_pre_norm": True, **fusion} for name, fusion in FUSIONS.items()},
     "untied both": {"share_all": False, **FUSIONS["both"]},
+    **{name: {"num_layers": 3, **mixing} for name, mixing in MIXINGS.items()},
+    **{f"{name} and both": {"num_layers": 3, **mixing, **FUSIONS["both"]} for name, mixing in MIXINGS.items()},
 }
 
 

@@ -20,14 +20,16 @@ from torch import Tensor, nn
 from lamina.api.outputs import Row, parse_device, parse_dtype, silent, warn_in_python
 from lamina.checkpoint.format import Checkpoint, load_weights_, save_checkpoint
 from lamina.checkpoint.marks import marks_of
+from lamina.config.chosen_depth import parse_depth
 from lamina.config.keep import KeepConfig, as_text
 from lamina.data.batching import length_batches, pad_rows
+from lamina.decode.active_depth import active_layers
 from lamina.errors import CheckpointError, ConfigError
 from lamina.models.contract import Model
 from lamina.nn.prepacked import Int8Linear, Prepacked, is_prepacked, prepack_, unpack_
-from lamina.nn.stack import LayerStack, stacks_of
+from lamina.nn.stack import ALL_LAYERS, ActiveLayers, LayerStack, stacks_of
 from lamina.provenance import origin
-from lamina.pruning.cut import prune_on_loading
+from lamina.pruning.cut import check_prunable, prune_on_loading
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -138,6 +140,16 @@ class LoadedModel(Generic[M]):
         """
         return sum(weight.numel() for model in self.models for weight in model.parameters())
 
+    @property
+    def has_layerdrop(self) -> bool:
+        """Whether all models were trained with LayerDrop, and so work with fewer layers.
+
+        >>> model.has_layerdrop
+        False
+        """
+        configs = [own.model_config() for own in self._described]
+        return bool(configs) and all(config.encoder.layer_drop_p or config.decoder.layer_drop_p for config in configs)
+
     def __repr__(self) -> str:
         facts = [" -> ".join(self.languages), *([f"{len(self.models)} models"] if len(self.models) > 1 else [])]
         depths = {name: len(stack.layers) for name, stack in stacks_of(self.models[0]).items()}
@@ -243,6 +255,24 @@ class LoadedModel(Generic[M]):
         if len(self.models) > 1:
             raise ConfigError(f"{what}() is for one model, and this is an ensemble of {len(self.models)}. Load one of them.")
         return self.models[0]
+
+    # -- depth
+
+    def active_layers(self, depth: object) -> ActiveLayers:
+        """The layers that run at a depth, written as for `depth=` of `Translator.translate`.
+
+        >>> model.active_layers("full") == model.active_layers({"encoder": 1, "decoder": 1})
+        True
+        """
+        parsed = parse_depth(depth)
+        if parsed is None:
+            raise ConfigError("the depth auto needs a cascade: choose a threshold with `lamina calibrate`, and pass "
+                              "cascade=FILE.")
+        active = active_layers(parsed, self.models)
+        if active != ALL_LAYERS:
+            for checkpoint in self._described:
+                check_prunable(checkpoint)
+        return active
 
     # -- states
 

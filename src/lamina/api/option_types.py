@@ -74,6 +74,9 @@ class TrainOptions(TypedDict, total=False):
     arch: str
     async_save: bool
     attention_dropout: float
+    attnres_blocks: int
+    attnres_decoder_blocks: int | Sequence[int] | str
+    attnres_encoder_blocks: int | Sequence[int] | str
     batch_order: str | None
     batch_size: int | None
     batch_size_valid: int | None
@@ -116,6 +119,9 @@ class TrainOptions(TypedDict, total=False):
     distributed_timeout: float
     distributed_world_size: int | None
     dropout: float
+    dwa_dilation: int
+    dwa_input: bool
+    dwa_period: int
     encoder_attention_heads: int
     encoder_embed_dim: int
     encoder_embed_path: str | None
@@ -145,6 +151,7 @@ class TrainOptions(TypedDict, total=False):
     fp16_init_scale: float
     fp16_scale_window: int | None
     fp32: bool
+    freeze: str | Sequence[str]
     freq_weighted_replacement: bool
     fsdp: bool
     fusion: str
@@ -161,6 +168,7 @@ class TrainOptions(TypedDict, total=False):
     layerdrop_schedule: str
     layernorm_embedding: bool
     leave_unmasked_prob: float
+    lime_spread: float
     lns_decoder_layers: int | Sequence[int] | str
     lns_encoder_layers: int | Sequence[int] | str
     log_format: str | None
@@ -183,6 +191,8 @@ class TrainOptions(TypedDict, total=False):
     min_loss_scale: float
     min_lr: float
     mixing: str
+    mixing_stacks: str
+    mlflow_experiment: str | None
     model_begins_with: int | Sequence[int] | str
     model_forbids: int | Sequence[int] | str
     model_frees_forced: bool
@@ -253,6 +263,8 @@ class TrainOptions(TypedDict, total=False):
     token_positional_embeddings: bool
     tokens_per_sample: int
     total_num_update: int
+    tracker: str | Sequence[str]
+    trackio_project: str | None
     train_subset: str
     transparent_attention: bool
     truncate_sequence: bool
@@ -262,7 +274,9 @@ class TrainOptions(TypedDict, total=False):
     valid_subset: str
     validate_interval: int
     validate_interval_updates: int
+    value_residual_share: float
     verify: str
+    wandb_project: str | None
     warmup_init_lr: float
     warmup_updates: int
     weight_decay: float

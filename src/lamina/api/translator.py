@@ -12,6 +12,7 @@ import torch
 from lamina.analysis.fusion_weights import FusionWeights, Gates, fusion_weights, gates, mixes_hard, source_attention
 from lamina.api.loaded_model import Layers, LoadedModel, States, in_turn, texts_of
 from lamina.api.outputs import Attention, Score, TooLong, Translation, fitted, only_one, warn_in_python, warn_of_lost
+from lamina.config.chosen_depth import DepthText
 from lamina.config.search_options import SearchConfig
 from lamina.data.batching import DEFAULT_BATCH_SIZE, collate
 from lamina.data.corpus import Example
@@ -53,7 +54,7 @@ class Translator(LoadedModel[EncoderDecoder]):
             self, sentences: str, beam: int | None = None, *, search: SearchConfig | None = None,
                   constraints: Sequence[str] | None = None, max_tokens: int | None = None, batch_size: int | None = None,
                   seed: int = 1, first_number: int = 0, remove_bpe: str | None = None, with_alignment: bool = False,
-                  too_long: TooLong = "truncate", warn: Callable[[str], object] | None = None,
+                  too_long: TooLong = "truncate", warn: Callable[[str], object] | None = None, depth: DepthText = None,
                   **options: Unpack[SearchOptions]) -> Translation: ...
 
     @overload
@@ -61,13 +62,14 @@ class Translator(LoadedModel[EncoderDecoder]):
                   constraints: Iterable[Sequence[str]] | None = None, max_tokens: int | None = None,
                   batch_size: int | None = None, seed: int = 1, first_number: int = 0, remove_bpe: str | None = None,
                   with_alignment: bool = False, too_long: TooLong = "truncate",
-                  warn: Callable[[str], object] | None = None, **options: Unpack[SearchOptions]) -> list[Translation]: ...
+                  warn: Callable[[str], object] | None = None, depth: DepthText = None,
+                  **options: Unpack[SearchOptions]) -> list[Translation]: ...
 
     def translate(self, sentences: str | Iterable[str], beam: int | None = None, *, search: SearchConfig | None = None,
                   constraints: Sequence[str] | Iterable[Sequence[str]] | None = None,
                   max_tokens: int | None = None, batch_size: int | None = None, seed: int = 1, first_number: int = 0,
                   remove_bpe: str | None = None, with_alignment: bool = False, too_long: TooLong = "truncate",
-                  warn: Callable[[str], object] | None = None,
+                  warn: Callable[[str], object] | None = None, depth: DepthText = None,
                   **options: Unpack[SearchOptions]) -> Translation | list[Translation]:
         """Translate a sentence, or several in batches.
 
@@ -87,6 +89,8 @@ class Translator(LoadedModel[EncoderDecoder]):
             with_alignment: look up which source piece each target piece attends to most.
             too_long: what becomes of a source longer than the model's positions: "truncate" or "skip".
             warn: hears of such lines; Python's warnings, if left out.
+            depth: the layers that run: "full", "half", "6-3" (encoder and decoder layers, spread evenly) or {"encoder": 6,
+                "decoder": [0, 2, 4]}. For models trained with LayerDrop; the model itself stays as it is.
             options: those of `lamina generate`, as flags with underscores or as SearchConfig's fields: `lenpen=0.6, nbest=3`.
 
         Returns:
@@ -100,19 +104,20 @@ class Translator(LoadedModel[EncoderDecoder]):
         with self._turn():
             found = self._translate(texts_of(sentences, "sentences"), config, wanted,  # type: ignore[arg-type]
                                     max_tokens, batch_size, seed, first_number, remove_bpe, with_alignment, too_long,
-                                    warn or warn_in_python)
+                                    warn or warn_in_python, depth)
         return found[0] if is_one else found
 
     def _translate(self, lines: list[str], config: SearchConfig, constraints: Iterable[Sequence[str]] | None,
                    max_tokens: int | None, batch_size: int | None, seed: int, first_number: int, remove_bpe: str | None,
-                   with_alignment: bool, too_long: TooLong, warn: Callable[[str], object]) -> list[Translation]:
-        searcher = Search(self.models, config, vocabulary=self.vocabularies[1])
+                   with_alignment: bool, too_long: TooLong, warn: Callable[[str], object],
+                   depth: DepthText) -> list[Translation]:
+        searcher = Search(self.models, config, self.active_layers(depth), vocabulary=self.vocabularies[1])
         if first_number == 0:  # of the parts of a longer text, the first says it for all
             warn_of_joiner(remove_bpe, self.vocabularies[1], warn)
         results = [Translation("", 0.0, [], [], []) for _ in lines]
         rows: list[np.ndarray] = []
         places: list[int] = []
-        phrases = None if constraints is None else self._phrases(constraints, len(lines), first_number)
+        phrases = None if constraints is None else self.phrase_ids(constraints, len(lines), first_number)
         for place, line in enumerate(lines):
             ids = fitted(self.encode_source(line), self.max_source_positions, first_number + place, too_long, warn)
             if ids is None:
@@ -137,7 +142,8 @@ class Translator(LoadedModel[EncoderDecoder]):
                search: SearchConfig | None = None, constraints: Iterable[Sequence[str]] | None = None,
                max_tokens: int | None = None, batch_size: int | None = None, seed: int = 1, first_number: int = 0,
                remove_bpe: str | None = None, with_alignment: bool = False, too_long: TooLong = "truncate",
-               warn: Callable[[str], object] | None = None, **options: Unpack[SearchOptions]) -> Iterator[Translation]:
+               warn: Callable[[str], object] | None = None, depth: DepthText = None,
+               **options: Unpack[SearchOptions]) -> Iterator[Translation]:
         """`translate`, with all its options, for any number of sentences, such as the lines of a file.
 
         Arguments:
@@ -158,7 +164,7 @@ class Translator(LoadedModel[EncoderDecoder]):
             own = None if phrases is None else list(islice(phrases, len(buffer)))
             yield from self.translate(buffer, beam, search=search, constraints=own, max_tokens=max_tokens,
                                       batch_size=batch_size, seed=seed, first_number=number, remove_bpe=remove_bpe,
-                                      with_alignment=with_alignment, too_long=too_long, warn=warn, **options)
+                                      with_alignment=with_alignment, too_long=too_long, warn=warn, depth=depth, **options)
             number += len(buffer)
 
     def stream_tokens(self, sentence: str, *, seed: int = 1, too_long: TooLong = "truncate",
@@ -360,8 +366,12 @@ class Translator(LoadedModel[EncoderDecoder]):
         """
         return self.vocabularies[1].encode(self.subwords[1].encode(line))
 
-    def _phrases(self, constraints: Iterable[Sequence[str]], number: int, first_number: int) -> list[list[list[int]]]:
-        """The ids of each sentence's phrases."""
+    def phrase_ids(self, constraints: Iterable[Sequence[str]], number: int, first_number: int = 0) -> list[list[list[int]]]:
+        """The ids of each sentence's phrases.
+
+        >>> [len(phrase) for phrase in model.phrase_ids([["BIRD", "A BIRD"]], 1)[0]]
+        [1, 2]
+        """
         texts = list(constraints)
         if any(isinstance(own, str) for own in texts):
             raise ConfigError("constraints has a string where a list of phrases belongs. Write [phrase] for a single one.")

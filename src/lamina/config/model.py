@@ -9,6 +9,7 @@ from typing import Any
 
 from lamina.fields import Switch, check, flag, part, variant
 from lamina.parts.contracts import Adapter, Fusion, Head, HeadPlace, Mixing, ModelPart, Positions, Residual, StepRule
+from lamina.parts.mixings import NoMixing
 from lamina.parts.model_manners import FirstTokens, ForbiddenTokens, FreeForced, Renormalized
 from lamina.registry import register
 from lamina.traits import CLASSES, DECODER, DECODER_ONLY, ENCODER, ENCODER_ONLY, PAIRS
@@ -233,6 +234,8 @@ class ModelConfig:
         default="none", aliases=("head",), paper="Liu et al. 2021", wants=(PAIRS,))
     mixing: Mixing = variant("mixing", "what each layer of a stack reads of the layers below it", register.mixing,
                              default="none")
+    mixing_stacks: str = flag("both", "the stacks whose layers --mixing changes", name="mixing-stacks",
+                              choices=("both", "encoder", "decoder"), wants=(PAIRS,))
     norm_eps: float = flag(1e-5, "added to the variance in every layer norm")
     manners: MannersConfig = part(MannersConfig, wants=(DECODER,))
     adapter: Adapter = variant("adapter", "trainable weights beside the model's own", register.adapter, default="none")
@@ -265,7 +268,14 @@ class ModelConfig:
         check(self.ffn_init is None or not self.init.sets_feed_forward,
               f"--ffn-init has no effect with {self.init.spelled}, which sets the first weights of feed-forward blocks itself. "
               "Leave one of them out.")
-        self.init.check([side for side in ("encoder", "decoder") if getattr(self, side).is_pre_norm])
+        pre_norm_sides = [side for side in ("encoder", "decoder") if getattr(self, side).is_pre_norm]
+        self.init.check(pre_norm_sides)
+        check(self.mixing_stacks == "both" or not self.mixing.is_plain,
+              f"--mixing-stacks {self.mixing_stacks} has no effect without --mixing. Add one, or leave it out.")
+        self.mixing.check(self.init, pre_norm_sides)
+
+    def mixing_of(self, stack: str) -> Mixing:
+        return self.mixing if self.mixing_stacks in ("both", stack) else NoMixing()
 
     @property
     def ffn_start(self) -> str:

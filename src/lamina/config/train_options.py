@@ -10,8 +10,8 @@ from lamina.config.keep import KeepConfig
 from lamina.config.model import ModelConfig
 from lamina.config.plug_in_options import PlugInConfig
 from lamina.config.ranks_options import RanksConfig
-from lamina.fields import check, check_seed, flag, part, variant
-from lamina.parts.contracts import Criterion, Optimizer, Schedule, TaskKind
+from lamina.fields import check, check_seed, every, flag, part, variant
+from lamina.parts.contracts import Criterion, Optimizer, Schedule, TaskKind, Tracker
 from lamina.parts.figures import REFERENCE_METRICS, VALIDATION_FIGURES, known_figures
 from lamina.registry import register
 from lamina.traits import CLASSES, PAIRS
@@ -37,6 +37,9 @@ class OptimizationConfig:
     layer_drop_draws: str = flag("update", "what LayerDrop draws layers for: an update, so that all its batches leave out the "
                                  "same ones, or each batch of it (--update-freq, several GPUs), whose mean is steadier",
                                  name="layerdrop-draws", choices=("update", "batch"))
+    freeze: tuple[str, ...] = flag((), "leave these weights as they are: names as `lamina info --weights` lists them, of one "
+                                       "weight or of all below a name, with * for any characters, such as encoder or "
+                                       "*.norm.bias", metavar="PATTERN", repeats=True)
     sentence_avg: bool = flag(False, "average the loss over sentences instead of tokens")
 
     def __post_init__(self) -> None:
@@ -75,8 +78,8 @@ class PrecisionConfig:
     bf16: bool = flag(False, "compute in bfloat16 with float32 master weights; needs no loss scale; what a GPU does "
                              "that has it, unless it is told otherwise", aliases=("memory-efficient-bf16",))
     fp32: bool = flag(False, "compute in float32 on a GPU too")
-    cuda_graphs: bool = flag(True, "on a GPU, record the kernels of an update once and replay them: several times as fast")
-    compiles: bool = flag(True, "on a GPU, let torch.compile fuse what it can before an update is recorded", name="compile",
+    cuda_graphs: bool = flag(True, "on a GPU, capture the kernels of an update once and replay them: several times as fast")
+    compiles: bool = flag(True, "on a GPU, let torch.compile fuse what it can before an update is captured", name="compile",
                           needs="cuda-graphs")
     packs: bool = flag(True, "on a GPU, give all batches of sentence pairs the same shape, rows of --max-tokens, so that "
                              "updates can be captured", name="pack", wants=(PAIRS,))
@@ -173,8 +176,9 @@ class SavingConfig:
     save_dir: str = flag("checkpoints", "folder for checkpoint_best.pt, checkpoint_last.pt and the numbered ones")
     restore_file: str = flag("checkpoint_last.pt", "where to go on from, in --save-dir unless a path; a file that does not "
                                                    "exist means a fresh start, with a warning")
-    finetune_from_model: str | None = flag(None, "take the weights of this checkpoint and start everything else afresh; the "
-                                                  "same command then goes on from checkpoint_last.pt")
+    finetune_from_model: str | None = flag(None, "take the weights of this checkpoint, whose dictionary may be another, and "
+                                                 "start everything else afresh; the same command then goes on from "
+                                                 "checkpoint_last.pt")
     reset_optimizer: bool = flag(False, "resume without the optimizer's state, and with the best score and patience forgotten")
     reset_lr_scheduler: bool = flag(False, "resume with the learning rate's schedule begun anew")
     reset_dataloader: bool = flag(False, "resume at the start of epoch 1 of the data")
@@ -214,10 +218,17 @@ class LogConfig:
                                     "and lines elsewhere if left out", name="log-format", choices=LOG_FORMATS)
     interval: int = flag(100, "updates between lines", name="log-interval")
     has_bar: bool = flag(True, "show a live bar in a terminal", name="progress-bar")
-    tensorboard_dir: str | None = flag(None, "folder for TensorBoard scalars", name="tensorboard-logdir")
+    trackers: tuple[str, ...] = flag((), "where figures go besides train.jsonl in --save-dir", name="tracker",
+                                     choices=register.tracker, metavar="NAME[,NAME..]")
+    tracker_kinds: tuple[Tracker, ...] = every(register.tracker)
 
     def __post_init__(self) -> None:
         check(self.interval >= 1, f"--log-interval is {self.interval}; it must be at least 1.")
+
+    @property
+    def chosen_trackers(self) -> list[Tracker]:
+        """Those that --tracker names, and those that an option of their own asks for."""
+        return [tracker for tracker in self.tracker_kinds if tracker.name in self.trackers or tracker.is_on]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,114 +1,135 @@
-"""Passes over batches of one shape, recorded once and replayed: the host no longer decides how fast a GPU is.
+"""The one recorder of CUDA graphs, for training and for decoding: what is a few hundred launches for the host becomes one.
 
 An eager pass launches a thousand kernels one by one, which takes longer than they run. A CUDA graph launches them all at
-once, on the same memory each time; so its input is copied into the batch that it was recorded with, and it must not depend
-on anything that only the host knows.
+once, on the same memory each time: what it computes may depend on nothing that only the host knows. nn/stack.py says what that
+asks of a layer.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import fields, replace
+import gc
+import os
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
 
-from lamina.cuda_graphs.capture import CAPTURE_ERROR_MODE, no_garbage_collection
-from lamina.data.batching import AnyBatch
-from lamina.nn.compiling import compiled
-
-# Before it is recorded a pass runs this often, since libraries set themselves up in their first calls.
+# Other threads, which bring data to the device, may work on while this one captures.
+CAPTURE_ERROR_MODE = "thread_local"
+# Before it is captured a function runs this often, since libraries set themselves up in their first calls.
 WARM_UPS = 2
-# A shape that came this often is taken to come again, and is recorded; but not ever more of them: each may be compiled.
-SIGHTINGS = 4
-MAX_SHAPES = 4
+# Set to 1, what cannot be captured (or compiled) is an error. Otherwise it is a notice, and the work is done eagerly.
+STRICT = "LAMINA_STRICT_CUDA_GRAPHS"
 
 T = TypeVar("T")
 
 
-def warm_up(compute: Callable[[], object], stream: torch.cuda.Stream) -> None:
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UPS):
-            compute()
-    torch.cuda.current_stream().wait_stream(stream)
+def is_strict() -> bool:
+    return os.environ.get(STRICT, "0") not in ("", "0")
+
+
+def reason_of(error: Exception) -> str:
+    """In one line; the error itself in strict mode. Memory that ran out is no fault of what was captured."""
+    if is_strict() and not isinstance(error, torch.OutOfMemoryError):
+        raise error
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 class Captured(Generic[T]):
     """The kernels of one call, and where they leave its result."""
 
     def __init__(self, compute: Callable[[], T], pool: Any, stream: torch.cuda.Stream) -> None:
+        # By hand, since torch.cuda.graph waits for the device and empties the allocator's cache each time.
         self._graph = torch.cuda.CUDAGraph()
-        with no_garbage_collection(), torch.cuda.graph(self._graph, pool=pool, stream=stream,
-                                                       capture_error_mode=CAPTURE_ERROR_MODE):
-            self.result = compute()
+        current = torch.cuda.current_stream(stream.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream), no_garbage_collection():
+            self._graph.capture_begin(pool=pool, capture_error_mode=CAPTURE_ERROR_MODE)
+            try:
+                self.result = compute()
+            except BaseException:
+                with suppress(RuntimeError):
+                    self._graph.capture_end()
+                raise
+            self._graph.capture_end()
+        current.wait_stream(stream)
 
     def replay(self) -> T:
         self._graph.replay()
         return self.result
 
 
+def _warn(reason: str) -> None:
+    warnings.warn(f"decoding without CUDA graphs, which cannot hold this search: {reason}", stacklevel=4)
+
+
 class Recorder:
-    """Records calls that share their memory: they run one after the other."""
+    """Captures functions in graphs that share their memory: they never run at the same time.
 
-    def __init__(self) -> None:
-        self.pool = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream()
+    Functions work on tensors that keep their place, and ask the device nothing. Off, they are simply called. `failed` hears
+    why a function could not be captured; from then on the recorder is off.
+    """
 
-    def __call__(self, compute: Callable[[], T], *, is_warm: bool = False) -> Captured[T]:
-        if not is_warm:
-            warm_up(compute, self.stream)
-        return Captured(compute, self.pool, self.stream)
+    def __init__(self, device: torch.device, *, is_on: bool = True, failed: Callable[[str], object] = _warn) -> None:
+        self.device = device
+        self.is_on = is_on
+        self.failed = failed
+        self._replays: dict[Hashable, Captured[Any]] = {}
+        self._warm: set[Hashable] = set()
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None  # of memory, for what all of them compute on the way
 
+    def __call__(self, key: Hashable, function: Callable[[], T]) -> T:
+        """What the function returns. The first call is an ordinary one, so that libraries can prepare themselves; the second
+        is captured, and replayed from then on.
+        """
+        if not self.is_on or key not in self._warm:
+            self._warm.add(key)
+            return function()
+        if key not in self._replays:
+            try:
+                self._replays[key] = self.capture(function)
+            except RuntimeError as error:
+                self.is_on = False
+                self.failed(reason_of(error))
+                return function()
+        return self._replays[key].replay()  # type: ignore[no-any-return]
 
-class StaticBatches:
-    """For each shape that comes again, one batch whose memory stays; others are copied into it."""
+    def warm_up(self, function: Callable[[], object]) -> None:
+        """On the stream on which it will be captured."""
+        stream, current = self._own_stream(), torch.cuda.current_stream(self.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                function()
+        current.wait_stream(stream)
 
-    def __init__(self) -> None:
-        self._seen: Counter[Any] = Counter()
-        self._tensors: dict[Any, dict[str, Tensor]] = {}
+    def capture(self, function: Callable[[], T]) -> Captured[T]:
+        """Of a function that has run before."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        return Captured(function, self._pool, self._own_stream())
 
-    def hold(self, batch: AnyBatch) -> AnyBatch | None:
-        """The batch again, in memory that stays; None if its shape is not known to come again."""
-        key = shape_of(batch)
-        if key not in self._tensors:
-            self._seen[key] += 1
-            is_known = self._seen[key] >= SIGHTINGS or getattr(batch, "recurs", False)
-            if not is_known or len(self._tensors) == MAX_SHAPES:
-                return None
-            self._tensors[key] = {name: torch.empty_like(tensor) for name, tensor in tensors_of(batch).items()}
-        own = self._tensors[key]
-        for name, tensor in tensors_of(batch).items():
-            own[name].copy_(tensor, non_blocking=True)
-        return replace(batch, **own)  # type: ignore[type-var]
+    def forget(self) -> None:
+        """Memory has moved: what was captured no longer holds."""
+        self._replays.clear()
+        self._pool = None  # it ends with the last graph that uses it
 
-
-def tensors_of(batch: AnyBatch) -> dict[str, Tensor]:
-    values = {item.name: getattr(batch, item.name) for item in fields(batch)}  # type: ignore[arg-type]
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-
-def shape_of(batch: AnyBatch) -> tuple[Any, ...]:
-    """Batches of one shape run the same kernels on the same number of bytes."""
-    return (*((name, tensor.shape, tensor.dtype) for name, tensor in tensors_of(batch).items()),
-            getattr(batch, "shape", None))
-
-
-def compiled_parts(model: nn.Module) -> dict[nn.Module, Any]:
-    """What to run instead of a model's layers and embeddings; the compiler works when it is first run."""
-    return {part: compiled(part.forward) for part in model.modules() if getattr(part, "is_compiled_whole", False)}
+    def _own_stream(self) -> torch.cuda.Stream:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)
+        return self._stream
 
 
 @contextmanager
-def replaced(forwards: Mapping[nn.Module, Any]) -> Iterator[None]:
-    """Inside, these modules run other functions than their own."""
-    for part, forward in forwards.items():
-        part.forward = forward
+def no_garbage_collection() -> Iterator[None]:
+    """Inside, Python collects no garbage: an older graph could be part of it, and its end would break off a capture."""
+    was_on = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
-        for part in forwards:
-            del part.forward
+        if was_on:
+            gc.enable()

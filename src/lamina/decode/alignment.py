@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -14,37 +15,43 @@ from lamina.decode.backtrace import Hypothesis
 from lamina.decode.scoring import pad_targets
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.nn.attention import MemoryAttention
+from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 
 
-def attention_of(models: Sequence[EncoderDecoder], source: Tensor, hypotheses: list[list[Hypothesis]]) -> None:
-    """Fill in each hypothesis's `attention`: the last decoder layer's, the mean of its heads and of all models."""
+def attention_of(models: Sequence[EncoderDecoder], source: Tensor, hypotheses: list[list[Hypothesis]],
+                 active: ActiveLayers = ALL_LAYERS) -> None:
+    """Fill in each hypothesis's `attention`: that of the last active decoder layer, the mean of its heads and of all models."""
     rows = [row for row, found in enumerate(hypotheses) for _ in found]
     flat = [hypothesis for found in hypotheses for hypothesis in found]
     target_in, _ = pad_targets([hypothesis.ids for hypothesis in flat], source.device)
     repeated = source[torch.tensor(rows, device=source.device)]
-    weights = torch.stack([cross_attention(model, repeated, target_in) for model in models]).mean(dim=0).cpu()
+    weights = torch.stack([cross_attention(model, repeated, target_in, active) for model in models]).mean(dim=0).cpu()
     for hypothesis, own in zip(flat, weights, strict=True):
         hypothesis.attention = own[: len(hypothesis.ids)]
 
 
-def cross_attention(model: EncoderDecoder, source: Tensor, target_in: Tensor) -> Tensor:
-    """The last decoder layer's. (B, T, S); 0 on padding"""
-    last: Any = model.decoder.layers[-1]
-    return attention_weights(model, last.cross_attention, source, target_in)
+def cross_attention(model: EncoderDecoder, source: Tensor, target_in: Tensor, active: ActiveLayers = ALL_LAYERS) -> Tensor:
+    """The last active decoder layer's. (B, T, S); 0 on padding"""
+    layers, runs = model.decoder.layers, active.decoder
+    last: Any = layers[-1] if runs is None else [layer for layer, is_on in zip(layers, runs, strict=True) if is_on][-1]
+    return attention_weights(model, last.cross_attention, source, target_in, active)
 
 
 @torch.no_grad()
-def attention_weights(model: EncoderDecoder, attention: MemoryAttention, source: Tensor, target_in: Tensor) -> Tensor:
+def attention_weights(model: EncoderDecoder, attention: MemoryAttention, source: Tensor, target_in: Tensor,
+                      active: ActiveLayers = ALL_LAYERS) -> Tensor:
     """How much the queries of a part of the model look at each source position. (B, T, S); 0 on padding"""
     seen: list[Tensor] = []
+    own_thread = get_ident()
 
     def watch(attention: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         assert isinstance(attention, MemoryAttention)
-        seen.append(attention.weights(*inputs[:3]))  # how the queries lie is not asked
+        if get_ident() == own_thread:  # passes of other threads go by unseen
+            seen.append(attention.weights(*inputs[:3]))  # how the queries lie is not asked
 
     hook = attention.register_forward_pre_hook(watch)
     try:
-        model(source, target_in)
+        model(source, target_in, active)
     finally:
         hook.remove()
     return seen[0]

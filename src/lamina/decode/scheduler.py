@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.cuda_graphs.decode_graphs import Graphs
+from lamina.cuda_graphs.recorder import Recorder
 from lamina.decode.backtrace import Hypothesis, hypotheses_of
 from lamina.decode.beam_step import BeamStep
 from lamina.decode.constraints import Constraints
@@ -76,7 +76,7 @@ class Scheduler:
         self.constraints = constraints
         self.waiting = deque(numbers)
         self.is_ahead = works_by_itself(device) and constraints is None
-        self.graphs = Graphs(device, is_on=self.is_ahead and search.config.cuda_graphs)
+        self.graphs = Recorder(device, is_on=self.is_ahead and search.config.cuda_graphs)
         num_slots = min(num_slots, len(numbers))
         self.refills = num_slots < len(numbers)
         self.group = max(1, int(num_slots * LEAVING_SHARE))  # sentences that come and go together

@@ -82,5 +82,4 @@ class Search:
 
     def look_up_attention(self, source: Tensor, hypotheses: list[list[Hypothesis]]) -> None:
         """Fill in each hypothesis's attention to its row of the source. (B, S)"""
-        assert self.active == ALL_LAYERS, "attention is looked up in a pass of the whole model"
-        attention_of(self.models, source, hypotheses)
+        attention_of(self.models, source, hypotheses, self.active)

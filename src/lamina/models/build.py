@@ -23,8 +23,9 @@ from lamina.nn.encoder_heads import MaskedHead, SentenceHead
 from lamina.nn.feed_forward import FeedForward, Function
 from lamina.nn.fusion import Memory
 from lamina.nn.heads import LinearHead, VocabularyHead
+from lamina.nn.mixing import StackMixing
 from lamina.nn.stack import CausalLayer, DecoderLayer, EncoderLayer, LayerStack
-from lamina.parts.contracts import FusionPlace, LayerPlace
+from lamina.parts.contracts import FusionPlace, LayerPlace, Mixing
 from lamina.registry import register
 
 # Of every vocabulary; text/vocabulary.py says the same, and a test holds the two together.
@@ -90,13 +91,14 @@ def build_decoder_only(config: ModelConfig, vocab_size: int) -> DecoderOnly:
     table = _lm_table(config, vocab_size)
     place = _place(config, "decoder", 2, (0, config.trained_depths[1]))
     layers = []
-    for index in range(stack.num_layers):
-        attn_residual, ffn_residual = config.init.build(replace(place, index=index))
-        layers.append(CausalLayer(_self_attention(config, stack), attn_residual, _feed_forward(config, stack), ffn_residual))
+    for own in _places(place):
+        attn_residual, ffn_residual = _residuals(config, own)
+        layers.append(CausalLayer(_self_attention(config, stack, own), attn_residual, _feed_forward(config, stack),
+                                  ffn_residual))
     final_norm = config.init.final_norm(place) if config.lm.has_final_norm else None
     model = DecoderOnly(
         target_embedding=_input_embedding(config, stack, table, embedding.max_target_positions),
-        decoder=LayerStack(layers, final_norm, mixing=config.mixing.build(place)),
+        decoder=LayerStack(layers, final_norm, mixing=_stack_mixing(config, place)),
         head=_lm_head(config, vocab_size, table),
         pad_id=PAD_ID,
         max_target_positions=embedding.max_target_positions,
@@ -207,8 +209,26 @@ def _checked_reads(stack: StackConfig, table: TokenTable | AdaptiveTable) -> tup
     return stack.reads_ids
 
 
-def _self_attention(config: ModelConfig, stack: StackConfig) -> SelfAttention:
-    return SelfAttention(stack.model_dim, stack.num_heads, config.dropout.attention_p)
+def _places(first: LayerPlace) -> list[LayerPlace]:
+    """Of all layers of a stack."""
+    return [replace(first, index=index) for index in range(first.num_layers)]
+
+
+def _mixing(config: ModelConfig, place: LayerPlace) -> Mixing:
+    return config.mixing_of(place.stack)
+
+
+def _stack_mixing(config: ModelConfig, place: LayerPlace, *, has_output: bool = True) -> StackMixing | None:
+    return _mixing(config, place).build(place, has_output=has_output)  # type: ignore[return-value]
+
+
+def _residuals(config: ModelConfig, place: LayerPlace) -> list[nn.Module]:
+    return _mixing(config, place).residuals(config.init.build(place), place)
+
+
+def _self_attention(config: ModelConfig, stack: StackConfig, place: LayerPlace) -> SelfAttention:
+    return SelfAttention(stack.model_dim, stack.num_heads, config.dropout.attention_p,
+                         _mixing(config, place).sharing(place, stack.num_heads))
 
 
 def _feed_forward(config: ModelConfig, stack: StackConfig) -> FeedForward:
@@ -222,27 +242,29 @@ def _activation(name: str) -> Function:
 def _encoder(config: ModelConfig, place: LayerPlace, memory: Memory | None = None) -> LayerStack:
     """`memory`: what a decoder reads of it, where there is one."""
     stack, layers = config.encoder, []
-    for index in range(stack.num_layers):
-        attn_residual, ffn_residual = config.init.build(replace(place, index=index))
-        layers.append(EncoderLayer(_self_attention(config, stack), attn_residual, _feed_forward(config, stack), ffn_residual))
-    mixing = config.mixing.build(place)
-    if memory is None:
-        return LayerStack(layers, config.init.final_norm(place), mixing=mixing)
+    for own in _places(place):
+        attn_residual, ffn_residual = _residuals(config, own)
+        layers.append(EncoderLayer(_self_attention(config, stack, own), attn_residual, _feed_forward(config, stack),
+                                   ffn_residual))
     # The last norm is there for those who read the stack's output: a mix of raw states does not.
-    norm = config.init.final_norm(place) if memory.reads_final or config.surface.reads_final else None
+    has_output = memory is None or memory.reads_final or config.surface.reads_final
+    norm = config.init.final_norm(place) if has_output else None
+    mixing = _stack_mixing(config, place, has_output=has_output)
+    if memory is None:
+        return LayerStack(layers, norm, mixing=mixing)
     kept = memory.reads_states | ({0} if config.surface.reads_input else set())
     return LayerStack(layers, norm, kept_states=kept, mixing=mixing)
 
 
 def _decoder(config: ModelConfig, place: LayerPlace) -> LayerStack:
     stack, layers = config.decoder, []
-    for index in range(stack.num_layers):
-        attn_residual, cross_residual, ffn_residual = config.init.build(replace(place, index=index))
+    for own in _places(place):
+        attn_residual, cross_residual, ffn_residual = _residuals(config, own)
         cross_attention = CrossAttention(stack.model_dim, config.encoder.model_dim, stack.num_heads, config.dropout.attention_p)
-        layers.append(DecoderLayer(_self_attention(config, stack), attn_residual, cross_attention, cross_residual,
+        layers.append(DecoderLayer(_self_attention(config, stack, own), attn_residual, cross_attention, cross_residual,
                                    _feed_forward(config, stack), ffn_residual))
     return LayerStack(layers, config.init.final_norm(place), kept_states=config.surface.decoder_states(stack.num_layers),
-                      mixing=config.mixing.build(place))
+                      mixing=_stack_mixing(config, place))
 
 
 def _head(config: ModelConfig, table: TokenTable) -> VocabularyHead:

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lamina.nn.cache import KeyValues, Turn
 from lamina.nn.layout import AnyLayout, Layout, join_heads, split_heads
+from lamina.nn.mixing import Lower
 
 
 def kernels_for_any_length() -> AbstractContextManager[None]:
@@ -50,31 +51,44 @@ class Attention(nn.Module):
 
 
 class SelfAttention(Attention):
-    """Queries, keys and values from one sequence, in one product."""
+    """Queries, keys and values from one sequence, in one product.
+
+    With `sharing`, keys and values are those that sharing(keys and values, lower) makes of them and of lower layers'.
+    """
 
     fused: ClassVar = {"in_proj": 3}
 
-    def __init__(self, dim: int, num_heads: int, dropout_p: float) -> None:
+    def __init__(self, dim: int, num_heads: int, dropout_p: float, sharing: nn.Module | None = None) -> None:
         super().__init__(dim, num_heads, dropout_p)
         self.in_proj = nn.Linear(dim, 3 * dim)  # rows: query, key, value
+        self.sharing = sharing
 
-    def forward(self, x: Tensor, layout: AnyLayout, *, is_causal: bool = False) -> Tensor:
-        return self.out_proj(layout.attend_within(self.in_proj(x), self.num_heads, is_causal=is_causal,
+    def project(self, x: Tensor, lower: Lower | None) -> Tensor:
+        """(B, T, D) -> (B, T, 3 * D)"""
+        projected: Tensor = self.in_proj(x)
+        if self.sharing is None or lower is None:
+            return projected
+        query, entries = projected.tensor_split([x.size(2)], dim=2)
+        entries, lower.offered = self.sharing(entries, lower)
+        return torch.cat((query, entries), dim=2)
+
+    def forward(self, x: Tensor, layout: AnyLayout, *, is_causal: bool = False, lower: Lower | None = None) -> Tensor:
+        return self.out_proj(layout.attend_within(self.project(x, lower), self.num_heads, is_causal=is_causal,
                                                   dropout_p=self.active_dropout_p))
 
-    def causal(self, x: Tensor, layout: AnyLayout) -> Tensor:
-        return self(x, layout, is_causal=True)
+    def causal(self, x: Tensor, layout: AnyLayout, lower: Lower | None = None) -> Tensor:
+        return self(x, layout, is_causal=True, lower=lower)
 
-    def read(self, x: Tensor, past: KeyValues) -> Tensor:
+    def read(self, x: Tensor, past: KeyValues, lower: Lower | None = None) -> Tensor:
         """The first tokens of each text, which all its beams share and go on from. x: (B, T, D)"""
-        projected = self.in_proj(x)
+        projected = self.project(x, lower)
         past.begin_(projected[:, :, x.size(2) :])
         query, key, value = map(self.split, projected.chunk(3, dim=2))
         return self.attend(query, key, value, is_causal=True)
 
-    def step(self, x: Tensor, past: KeyValues, turn: Turn) -> Tensor:
+    def step(self, x: Tensor, past: KeyValues, turn: Turn, lower: Lower | None = None) -> Tensor:
         """One new token a beam, after those in `past`, which grows by them. x: (B, K, D)"""
-        query, entries = self.in_proj(x).tensor_split([x.size(2)], dim=2)
+        query, entries = self.project(x, lower).tensor_split([x.size(2)], dim=2)
         keys, values = past.append_(entries, turn)
         return self.attend(self.split(query), keys, values, may_attend=turn.bias)
 

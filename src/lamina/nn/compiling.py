@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For one shape at a time, since recordings have one. The compiler works when the function is first called."""
+    """For one shape at a time, since a captured pass has one. The compiler works when the function is first called."""
     return torch.compile(function, dynamic=False, options=_options())
 
 
@@ -19,3 +21,20 @@ def _options() -> dict[str, Any]:
 
     name = "mix_order_reduction"  # since torch 2.10
     return {f"triton.{name}": False} if hasattr(config.triton, name) else {}
+
+
+def compiled_parts(model: nn.Module) -> dict[nn.Module, Any]:
+    """What to run instead of a model's layers and embeddings; the compiler works when it is first run."""
+    return {part: compiled(part.forward) for part in model.modules() if getattr(part, "is_compiled_whole", False)}
+
+
+@contextmanager
+def replaced(forwards: Mapping[nn.Module, Any]) -> Iterator[None]:
+    """Inside, these modules run other functions than their own."""
+    for part, forward in forwards.items():
+        part.forward = forward
+    try:
+        yield
+    finally:
+        for part in forwards:
+            del part.forward

@@ -18,15 +18,11 @@ from torch import Tensor, nn
 
 from lamina.errors import CheckpointError
 from lamina.nn.dropout import dropout
+from lamina.nn.mixing import INPUT, layer_name
 from lamina.nn.stack import StackOutput
 
-# What analyses call the states that are no layer's output.
-EMBEDDING, INPUT = "embedding", "input"
-
-
-def layer_name(number: int) -> str:
-    """Of a layer, counted from 1 as people do."""
-    return f"layer {number}"
+# What analyses call the states that are no layer's output; nn/mixing.py has the other.
+EMBEDDING = "embedding"
 
 
 class Memory(nn.Module):

@@ -102,24 +102,26 @@ class Int8Linear(Prepacked):
     """x @ weight.T + bias, where the product is one of 8-bit integers."""
 
     limit: Tensor
-    scales: Tensor
+    scales: Tensor  # (O,), of the rows' integers
+    product_scales: Tensor  # (O,), of those of the product
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
         weight = weight.detach().float().contiguous()
-        scales = weight.abs().amax(dim=1).clamp(min=SMALLEST) / LARGEST_WEIGHT  # (O,)
+        scales = _short(weight.abs().amax(dim=1).clamp(min=SMALLEST) / LARGEST_WEIGHT)  # (O,)
         integers = (weight / scales[:, None]).round().to(torch.int8)
         self._parameters["weight"] = _fixed(torch.ops.onednn.qlinear_prepack(integers, [USUAL_ROWS, self.in_features]))
         # The kernel's vectors are unsigned, 0 in the middle. Without VNNI it adds two products in 16 bits: 7 of them must do.
         self.largest = 127 if torch.cpu._is_vnni_supported() else 63
         self.register_buffer("limit", torch.tensor(float(self.largest)))
-        self.register_buffer("scales", scales / self.largest)
+        self.register_buffer("scales", scales)
+        self.register_buffer("product_scales", scales / self.largest)
         self.register_buffer("zeros", torch.zeros_like(scales, dtype=torch.int64))
 
     @property
     def weight(self) -> Tensor:
         """Rounded: packed again, it gives the same integers."""
-        return self.packed.detach().to_dense().t().float().contiguous() * (self.scales * self.largest)[:, None]
+        return self.packed.detach().to_dense().t().float().contiguous() * self.scales[:, None]
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(0, -2)  # (N, I)
@@ -129,8 +131,8 @@ class Int8Linear(Prepacked):
         # Integers of 8 bits with sign, then the sign's bit turned over: as if the middle had been added, and far faster.
         middle = self.largest + 1
         integers = integers.view(torch.uint8).bitwise_xor_(128) if middle == 128 else (integers + middle).to(torch.uint8)
-        product = torch.ops.onednn.qlinear_pointwise(integers, 1.0, middle, self.packed, self.scales, self.zeros, None, 1.0, 0,
-                                                     torch.float32, "none", [], "")
+        product = torch.ops.onednn.qlinear_pointwise(integers, 1.0, middle, self.packed, self.product_scales, self.zeros, None,
+                                                     1.0, 0, torch.float32, "none", [], "")
         product.mul_(largest)
         if self.bias is not None:
             product.add_(self.bias)
@@ -191,6 +193,12 @@ def _plain(weight: Tensor, bias: Tensor | None, shared: Mapping[str, nn.Paramete
     if bias is not None:
         layer.bias = shared["bias"] if "bias" in shared else nn.Parameter(bias.detach())
     return layer.train(is_training)
+
+
+def _short(scales: Tensor) -> Tensor:
+    """With 16 bits of mantissa: times an integer of 8 bits they are exact, so a row that was rounded gives its scale again."""
+    mantissa, exponent = torch.frexp(scales)
+    return torch.ldexp((mantissa * 2**16).round() / 2**16, exponent)
 
 
 def _fixed(tensor: Tensor) -> nn.Parameter:

@@ -1,4 +1,20 @@
-"""Layers, and the stack that runs them in order."""
+"""Layers, and the stack that runs them in order.
+
+On a GPU whole passes are captured in a CUDA graph and replayed (cuda_graphs/), and layers are compiled. The contract that a
+layer, and whatever it calls, keeps so that this works:
+
+- It asks the device nothing: no `.item()`, no `if` on a tensor, no mask as an index, no shape that depends on numbers.
+- It moves nothing between host and device, and makes no tensor out of Python numbers on the device (`torch.full` is fine).
+- Its shapes depend on those of its inputs and on the configuration alone.
+- It keeps nothing from one call to the next: a replay runs no Python. What changes must be a tensor that is changed in place.
+- It draws random numbers from torch's default generator alone, which replays move on.
+- It is called with positional arguments, the stream first: tensors, and NamedTuples of tensors and numbers. It returns one
+  tensor. With `is_compiled_whole` torch.compile must take its `forward` in one piece.
+
+tests/cuda_graphs/test_capture_contract.py checks this for all parts without a GPU; for your own, run a layer inside
+cuda_graphs.capture_contract.NoQuestions. On a GPU, a breach turns CUDA graphs off with a notice; with
+LAMINA_STRICT_CUDA_GRAPHS=1, as in tests, it is an error.
+"""
 
 # B batch, T tokens, K beams, D model_dim
 
@@ -16,6 +32,7 @@ from lamina.nn.cache import KeyValues, LayerCache, Turn
 from lamina.nn.embedding import Embedded
 from lamina.nn.feed_forward import FeedForward
 from lamina.nn.layout import AnyLayout, Layout
+from lamina.nn.mixing import Lower, StackMixing, with_lower
 
 
 class StackOutput(NamedTuple):
@@ -48,26 +65,29 @@ class EncoderLayer(nn.Module):
         self.ffn_residual = ffn_residual
 
     def forward(self, x: Tensor, layout: AnyLayout) -> Tensor:
-        attended = self.attn_residual(x, lambda x: self.attention(x, layout), x)
-        return self.ffn_residual(attended, self.ffn, x)
+        return self._run(x, lambda x, lower: self.attention(x, layout, lower=lower))
+
+    def _run(self, x: Any, attend: Callable[[Tensor, Lower | None], Tensor]) -> Any:
+        """Tensors, or what the stack's mixing makes of them (nn/mixing.py)."""
+        def run(x: Any, lower: Lower | None) -> Any:
+            return self.ffn_residual(self.attn_residual(x, lambda x: attend(x, lower), x), self.ffn, x)
+
+        return with_lower(x, run)
 
 
 class CausalLayer(EncoderLayer):
     """A decoder layer that reads nothing but its own past."""
 
     def forward(self, x: Tensor, layout: AnyLayout) -> Tensor:
-        return self._run(x, lambda x: self.attention.causal(x, layout))
+        return self._run(x, lambda x, lower: self.attention.causal(x, layout, lower))
 
     def read(self, x: Tensor, past: KeyValues) -> Tensor:
         """The first tokens of each text, which its beams share. x: (B, T, D)"""
-        return self._run(x, lambda x: self.attention.read(x, past))
+        return self._run(x, lambda x, lower: self.attention.read(x, past, lower))
 
     def step(self, x: Tensor, past: KeyValues, turn: Turn) -> Tensor:
         """The next token of each beam. x: (B, K, D)"""
-        return self._run(x, lambda x: self.attention.step(x, past, turn))
-
-    def _run(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.ffn_residual(self.attn_residual(x, attend, x), self.ffn, x)
+        return self._run(x, lambda x, lower: self.attention.step(x, past, turn, lower))
 
 
 class DecoderLayer(nn.Module):
@@ -85,33 +105,37 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, layout: AnyLayout, memory: Tensor, memory_layout: AnyLayout) -> Tensor:
         projected = self.cross_attention.project(memory)
-        return self._run(x, lambda x: self.attention.causal(x, layout),
+        return self._run(x, lambda x, lower: self.attention.causal(x, layout, lower),
                          lambda x: self.cross_attention(x, projected, memory_layout, layout))
 
     def step(self, x: Tensor, cache: LayerCache, turn: Turn, memory_layout: Layout) -> Tensor:
         """The next token of each beam. x: (B, K, D)"""
-        return self._run(x, lambda x: self.attention.step(x, cache.past, turn),
+        return self._run(x, lambda x, lower: self.attention.step(x, cache.past, turn, lower),
                          lambda x: self.cross_attention.step(x, cache.memory, memory_layout))
 
-    def _run(self, x: Tensor, attend: Callable[[Tensor], Tensor], read: Callable[[Tensor], Tensor]) -> Tensor:
-        attended = self.cross_residual(self.attn_residual(x, attend, x), read, x)
-        return self.ffn_residual(attended, self.ffn, x)
+    def _run(self, x: Any, attend: Callable[[Tensor, Lower | None], Tensor], read: Callable[[Tensor], Tensor]) -> Any:
+        """Tensors, or what the stack's mixing makes of them (nn/mixing.py)."""
+        def run(x: Any, lower: Lower | None) -> Any:
+            attended = self.cross_residual(self.attn_residual(x, lambda x: attend(x, lower), x), read, x)
+            return self.ffn_residual(attended, self.ffn, x)
+
+        return with_lower(x, run)
 
 
 # How to run one layer: call(layer, its index, the stream so far).
-LayerCall = Callable[[Any, int, Tensor], Tensor]
+LayerCall = Callable[[Any, int, Any], Any]
 
 
 class LayerStack(nn.Module):
     """Layers in order; a layer whose turn is masked out is the identity (Fan et al. 2020).
 
-    With a `mixing`, layer i reads mixing(states, i), the stack's input and the outputs below it, instead of the last of them.
+    With a `mixing`, a layer reads what that makes of the states and layers below it (nn/mixing.py).
     With `recomputes`, training keeps each layer's input alone and computes the rest again for the gradient, with the same
     dropout (Chen et al. 2016, §4).
     """
 
     def __init__(self, layers: Iterable[nn.Module], norm: nn.Module | None, kept_states: Collection[int] = (),
-                 mixing: nn.Module | None = None) -> None:
+                 mixing: StackMixing | None = None) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.norm = norm
@@ -121,17 +145,24 @@ class LayerStack(nn.Module):
 
     def forward(self, embedded: Embedded, call: LayerCall, active: Sequence[bool] | None = None) -> StackOutput:
         assert active is None or len(active) == len(self.layers), "a yes or no for each layer"
-        x = embedded.input
-        states, below = [self._kept(0, x)], [x]
+        x, mixing = embedded.input, self.mixing
+        states, below = [self._kept(0, x)], None if mixing is None else mixing.begin(x)
         if self.recomputes and self.training and torch.is_grad_enabled():
             call = _recomputed(call)
         for index, layer in enumerate(self.layers):
             # Identity, not absence: states[i + 1] is always the output of layer i, so readers need no special case.
             if active is None or active[index]:
-                x = call(layer, index, x if self.mixing is None else self.mixing(below, index))
+                if mixing is None:
+                    x = call(layer, index, x)
+                else:
+                    mixing.note(below, index, call(layer, index, mixing.read(below, layer, index)))
+            elif mixing is not None:
+                mixing.skip(below, index)
+            if mixing is not None and index + 1 in self.kept_states:
+                x = mixing.state(below)
             states.append(self._kept(index + 1, x))
-            if self.mixing is not None:
-                below.append(x)
+        if mixing is not None:
+            x = mixing.final(below, len(self.layers))
         return StackOutput(x if self.norm is None else self.norm(x), tuple(states), embedded.tokens)
 
     def _kept(self, index: int, x: Tensor) -> Tensor | None:

@@ -27,6 +27,7 @@ class LayerNormScaling(Residual):
     """x + f(norm(x) / sqrt(l)), l the number of the layer, from 1 (Sun et al. 2025)."""
 
     set_by_pruning = ("lns-encoder-layers", "lns-decoder-layers")
+    is_sum = True
 
     encoder_layers: tuple[int, ...] = flag((), _HELP.format("encoder"), name="lns-encoder-layers", metavar="N,..")
     decoder_layers: tuple[int, ...] = flag((), _HELP.format("decoder"), name="lns-decoder-layers", metavar="N,..")

@@ -22,7 +22,7 @@ class NoMixing(Mixing):
 
     is_plain = True
 
-    def build(self, place: LayerPlace) -> nn.Module | None:
+    def build(self, place: LayerPlace, *, has_output: bool) -> nn.Module | None:
         return None
 
     def pruned(self, cut: Cut) -> Mixing:

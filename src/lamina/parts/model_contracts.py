@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from lamina.fields import check
 from lamina.parts.part import ModelPart
@@ -43,6 +43,7 @@ class Residual(ModelPart):
     table = "residual"
     option = "init-type"
     topic = "Initialisation"
+    is_sum = False  # whether it adds shortcut and branch as they are, so that something else may take the sum's place
     sets_feed_forward = False  # whether `initialise_` decides how feed-forward blocks begin, so that --ffn-init cannot
 
     def check(self, pre_norm_sides: Sequence[str]) -> None:
@@ -273,26 +274,46 @@ class Head(ModelPart):
 
 
 class Mixing(ModelPart):
-    """What each layer of a stack reads of the states below it (--mixing).
+    """What each layer of a stack reads of the layers below it (--mixing).
 
-    `build` gives None, the usual case in which a layer reads the one before it, or a module called as
-    module(states, index), where `states` holds the stack's input and the outputs of layers 0 to index - 1. It works position
-    by position: in decoding it sees the newest token's states alone.
+    `build` gives the stack's module, with the contract of nn/mixing.py: in the simplest case module(states, index) for what
+    layer `index` reads of the stack's input and the outputs below it. It works position by position: in decoding it sees the
+    newest token alone. Parts of the layers themselves come from `residuals` and `sharing`.
     """
 
     table = "mixing"
     option = "mixing"
     topic = "Mixing inside a stack"
+    output_weights: ClassVar[tuple[str, ...]] = ()  # of the stack's module, those that nobody has where its output is not read
+
+    def check(self, init: Residual, pre_norm_sides: Sequence[str]) -> None:
+        """Raise a ConfigError where it makes no sense with these residuals; these sides have Pre-LN."""
 
     @abstractmethod
-    def build(self, place: LayerPlace) -> nn.Module | None:
-        """For the whole stack; `place` is that of its first layer."""
+    def build(self, place: LayerPlace, *, has_output: bool) -> nn.Module | None:
+        """For the whole stack, `place` being that of its first layer. `has_output`: whether anybody reads its output."""
+
+    def residuals(self, residuals: list[nn.Module], place: LayerPlace) -> list[nn.Module]:
+        """The residuals of a layer, one for each sub-layer, or what takes their place."""
+        return residuals
+
+    def sharing(self, place: LayerPlace, num_heads: int) -> nn.Module | None:
+        """What makes the keys and values of a layer's self-attention: module(entries, lower), nn/mixing.py."""
+        return None
 
     def pruned(self, cut: Cut) -> Mixing:
+        """The same choice for the layers that stay."""
         raise self.cannot("be pruned")
 
+    def prune_weights_(self, weights: dict[str, Tensor], cut: Cut) -> None:
+        """Change its weights, whose layers have their new numbers already, to what the pruned model holds."""
+
+    def prune_moments_(self, moments: dict[str, Tensor], cut: Cut) -> None:
+        """The same for what an optimizer remembers of them; what has no counterpart is removed."""
+
     def unscale(self, folding: Folding) -> None:
-        raise self.cannot("be folded")
+        """Folding scales what layers hand on: divide what reads it, or raise `self.cannot(..)`."""
+        raise self.cannot("be folded", "what its layers read of those below would be scaled for the layer just above")
 
 
 class Positions(ModelPart):

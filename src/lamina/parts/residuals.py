@@ -29,6 +29,7 @@ class DefaultInit(Residual):
     """x + f(x), with fairseq's first weights."""
 
     is_plain = True
+    is_sum = True
 
     def adds(self, place: LayerPlace) -> list[nn.Module]:
         from lamina.nn.residual import Add

@@ -71,10 +71,12 @@ def prune(config: ModelConfig, weights: Mapping[str, Tensor], keep: Keep) -> tup
     kept, pruned = _kept(weights, keep), _pruned_config(config, keep)
     if keep == Keep():
         return pruned, kept
-    config.fusion.prune_weights_(kept, _cut(config, keep))
+    for part in (config.fusion, config.mixing):
+        part.prune_weights_(kept, _cut(config, keep))
     if not (pruned.fusion.reads_final or pruned.surface.reads_final):
-        # The decoder layers that read the encoder's output are gone, and so is the norm that made it.
-        kept = {name: weight for name, weight in kept.items() if not name.startswith("encoder.norm.")}
+        # The decoder layers that read the encoder's output are gone, and so is what made it.
+        makers = ("encoder.norm.", *(f"encoder.mixing.{name}" for name in config.mixing.output_weights))
+        kept = {name: weight for name, weight in kept.items() if not name.startswith(makers)}
     return pruned, kept
 
 
@@ -147,7 +149,7 @@ def doubts(checkpoint: Checkpoint, keep: Keep, path: Path | str) -> list[str]:
 def check_prunable(checkpoint: Checkpoint) -> None:
     if "folded" in checkpoint.training:
         raise CheckpointError("the checkpoint was folded: what a layer hands on is scaled for the layer after it, so none can "
-                              "be taken out. Prune the model as it was trained, and fold the result.")
+                              "be left out. Prune the model as it was trained, and fold the result.")
 
 
 def prune_checkpoint(checkpoint: Checkpoint, keep: Keep) -> Checkpoint:
@@ -174,7 +176,8 @@ def _kept_moments(moments: Mapping[str, Tensor], weights: Mapping[str, Tensor], 
     """What the optimizer remembers of each weight that stays."""
     kept = {name: value for name, value in _kept(moments, keep).items() if name in weights}
     if keep != Keep():
-        config.fusion.prune_moments_(kept, _cut(config, keep))
+        for part in (config.fusion, config.mixing):
+            part.prune_moments_(kept, _cut(config, keep))
     return kept
 
 

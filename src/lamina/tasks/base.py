@@ -106,8 +106,8 @@ class Task(ABC):
     def check_dictionary(self, side: str, theirs: Vocabulary, ours: Vocabulary, path: Path) -> None:
         if theirs != ours:
             raise CheckpointError(f"{path} was trained with the {side} dictionary {theirs.digest}, but {self.folders[0]} has "
-                                  f"{ours.digest}. Pass the matching data folder, or preprocess again with that dictionary "
-                                  "(--srcdict, --tgtdict).")
+                                  f"{ours.digest}. Pass the matching data folder, preprocess again with that dictionary "
+                                  "(--srcdict, --tgtdict), or begin a new run with its weights (--finetune-from-model).")
 
     def describe_figures(self, config: ValidationConfig) -> Iterable[str]:
         """Lines to show ahead of the first epoch: what `figures` will measure; what it lacks is an error."""

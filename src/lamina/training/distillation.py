@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from lamina.config.train_options import DistillationConfig, TrainConfig
-from lamina.cuda_graphs.recorder import compiled_parts, replaced
 from lamina.data.batching import AnyBatch
 from lamina.errors import CheckpointError
 from lamina.interop.any_format import load_any
 from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.models.contract import Model
+from lamina.nn.compiling import compiled_parts, replaced
 from lamina.nn.cross_entropy import LossSums, Term
 from lamina.nn.soft_cross_entropy import Scored, soft_cross_entropy
 from lamina.nn.stack import ActiveLayers

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from lamina.config.train_options import TrainConfig
 from lamina.data.batching import AnyBatch
+from lamina.distributed.weights import FlatWeights
 from lamina.errors import MemoryShortageError
 from lamina.packed import Packed
+from lamina.training.passes import Pass
 
 
 class MemoryLimit:
@@ -25,11 +27,26 @@ class MemoryLimit:
         self.trying: AnyBatch | None = None  # what is being computed
         self._too_large: int | None = None  # the smallest size that did not fit
 
-    def cut(self, batch: AnyBatch) -> list[AnyBatch]:
-        if self._too_large is None or _size(batch) < self._too_large or batch.num_sentences < 2:
-            return [batch]
-        half = batch.num_sentences // 2
-        return [*self.cut(batch.rows(slice(0, half))), *self.cut(batch.rows(slice(half, batch.num_sentences)))]
+    def fit(self, passes: Sequence[Pass], accumulate: Callable[[Iterable[Pass]], object], weights: FlatWeights) -> list[Pass]:
+        """Accumulate the gradients of all passes, in smaller pieces where memory runs out: those that it took."""
+        while True:
+            pieces = [piece for one in passes for piece in self.cut(one)]
+            try:
+                accumulate(self._watched(pieces))
+                return pieces
+            except torch.OutOfMemoryError as error:
+                if not (weights.can_begin_again and self.can_cut_smaller()):
+                    raise
+                # Otherwise it would keep alive all that the pass has allocated.
+                error.__traceback__ = None
+            _free()
+            weights.forget_grad_()
+
+    def cut(self, one: Pass) -> list[Pass]:
+        rows = one.batch.num_sentences
+        if self._too_large is None or _size(one.batch) < self._too_large or rows < 2:
+            return [one]
+        return [piece for half in one.cut_at(rows // 2) for piece in self.cut(half)]
 
     def can_cut_smaller(self) -> bool:
         """After what was being tried did not fit: remembers that, and says so the first time."""
@@ -43,10 +60,16 @@ class MemoryLimit:
         self._too_large = _size(batch)
         return True
 
-    def free(self) -> None:
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+    def _watched(self, pieces: Sequence[Pass]) -> Iterator[Pass]:
+        for piece in pieces:
+            self.trying = piece.batch
+            yield piece
+
+
+def _free() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _size(batch: AnyBatch) -> int:

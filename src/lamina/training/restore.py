@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lamina.checkpoint.dictionary_change import with_dictionaries
 from lamina.checkpoint.finite import ruined_part
 from lamina.checkpoint.format import Checkpoint, load_weights_
 from lamina.checkpoint.runs import BEFORE_RUNS, is_run, named, new_run
@@ -31,6 +32,7 @@ from lamina.training.update import Updater
 
 DEFAULT_RESTORE_FILE = SavingConfig().restore_file
 assert DEFAULT_RESTORE_FILE == LAST_NAME
+MAX_NAMED = 4
 
 
 class StartingPoint(NamedTuple):
@@ -162,8 +164,15 @@ def run_to_be(start: StartingPoint | None, saving: SavingConfig) -> str:
     return run_of(start.checkpoint) if start is not None and is_continued else new_run()
 
 
-def restore_weights_(model: nn.Module, checkpoint: Checkpoint, task: Task, path: Path, note: Callable[[str], None]) -> None:
-    """Weights that fit may still be of a model that computes something else with them: `note` hears of that."""
+def restore_weights_(model: nn.Module, checkpoint: Checkpoint, task: Task, path: Path, note: Callable[[str], None], *,
+                     is_resumed: bool = True) -> None:
+    """Weights that fit may still be of a model that computes something else with them: `note` hears of that.
+
+    A run that begins with the weights of another may have another dictionary.
+    """
+    if not is_resumed:
+        task.check_origin(checkpoint, path)
+        checkpoint = with_dictionaries(checkpoint, model, task.vocabularies, task.subwords, path, note)
     weights = task.starting_weights(model, checkpoint, path)
     stored, own = checkpoint.model_config(), task.model_config
     folded = checkpoint.training.get("folded")
@@ -223,7 +232,7 @@ def optimizer_state(updater: Updater) -> dict[str, Any]:
 
 
 def load_optimizer_(updater: Updater, stored: dict[str, Any], note: Callable[[str], None]) -> None:
-    """What the stored state does not know, since pruning made it anew, starts afresh."""
+    """What the stored state does not know, since pruning made it anew or it was frozen, starts afresh."""
     state, pieces = updater.optimizer.state(), updater.optimizer.pieces()
     if stored.keys() != state.keys():
         raise CheckpointError(f"the checkpoint's optimizer state has {', '.join(sorted(stored))}; expected "
@@ -242,7 +251,9 @@ def load_optimizer_(updater: Updater, stored: dict[str, Any], note: Callable[[st
                 raise CheckpointError(f"the checkpoint's optimizer state does not fit {names[number]}. Add --reset-optimizer "
                                       "to start it afresh.")
     if new:
-        note(f"the optimizer starts afresh for {', '.join(sorted(new))}: pruning made {'it' if len(new) == 1 else 'them'} anew")
+        some = ", ".join(sorted(new)[:MAX_NAMED]) + (f" and {len(new) - MAX_NAMED} more" if len(new) > MAX_NAMED else "")
+        them = "it" if len(new) == 1 else "them"
+        note(f"the optimizer starts afresh for {some}: the checkpoint's state does not know {them}")
     for name, value in state.items():
         if name in pieces:
             value.zero_()

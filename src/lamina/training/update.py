@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
-from lamina.cuda_graphs.recorder import Captured
 from lamina.cuda_graphs.train_pass import CapturedPasses
 from lamina.data.batching import AnyBatch
 from lamina.distributed.ranks import ALONE, Ranks
@@ -22,12 +21,10 @@ from lamina.training.loss import batch_loss
 from lamina.training.loss_scale import LossScale
 from lamina.training.memory_limit import MemoryLimit
 from lamina.training.optimizers import build_optimizer
+from lamina.training.passes import Pass, passes_of
 
-# As in the references: keeps the division finite when there is no gradient at all.
+# As in fairseq: keeps the division finite when there is no gradient at all.
 CLIP_EPSILON = 1e-6
-# Between the seeds of an update's batches: far enough that those of other updates are not met. In the lower 32 bits, since
-# torch's generator for the CPU reads no others.
-SEED_STRIDE = 0x9E3779B1
 
 
 class UpdateResult(NamedTuple):
@@ -69,24 +66,16 @@ class Updater:
         self.sums = torch.zeros(2, device=device)  # of loss and nll, over the batches of an update
         self.lr, self.share = (torch.zeros((), device=device, dtype=torch.float64) for _ in range(2))
         self.before_step: Callable[[], None] = lambda: None  # for those who still copy the state
-        self._captured: CapturedPasses | None = None
-        self._recorded_step: Captured[Tensor] | None = None
-        self._has_stepped = False
-        if device.type == "cuda" and precision.cuda_graphs:
-            reason = _why_not_recorded(self.weights, dtype, precision)
-            if reason:
-                note(f"updates are not recorded (--cuda-graphs): {reason}")
-            else:
-                self._captured = CapturedPasses(self.model, self.weights, self._backward, note, skip_time,
-                                                is_compiled=precision.compiles)
+        self._captured = self._captured_passes(precision, dtype, note, skip_time)
         # Not made in vain: the compiler takes seconds to import. It gains nothing where parameters are moved in groups.
         is_fused = self._captured is not None and precision.compiles and self.optimizer.is_uniform
         self._compiled_move_ = compiled(self._move_) if is_fused else self._move_
 
     def update(self, batches: Sequence[AnyBatch], lr: float, seed: int, draws: Sequence[ActiveLayers] = (ALL_LAYERS,),
                total: int | None = None) -> UpdateResult:
-        """The gradient is that of the summed loss over the number of tokens, however the batches are cut and dealt out.
+        """Batches, forward and backward, all-reduce, clip, step.
 
+        The gradient is that of the summed loss over the number of tokens, however the batches are cut and dealt out.
         `draws` are the layers that all batches run, or those of each of the `total`; layers that none runs have a zero
         gradient and are stepped like the rest. `batches` are this rank's of `total` on all ranks; the first of all is the
         first rank's, the next the second's.
@@ -94,39 +83,43 @@ class Updater:
         assert self.weights.accumulates or not self.weights.is_half or len(batches) <= 1, "gradients of one batch at most"
         if not self.model.training:
             self.model.train()  # not each time: a deep model has a thousand parts to tell
-        own = self._add_up_gradients(batches, seed, draws, total)
-        self.weights.sum_grad_(run_in_any(draws))
-        num_tokens, num_sentences = self.ranks.sum(sum(batch.num_target_tokens for batch in own),
-                                                   sum(batch.num_sentences for batch in own))
+        self.active_in_any = run_in_any(draws)
+        passes = list(passes_of(batches, seed, draws, total, self.ranks))
+        done = self.memory.fit(passes, self.accumulate_, self.weights)
+        self.weights.sum_grad_(self.active_in_any)
+        num_tokens, num_sentences = self.ranks.sum(*_counts(done))
         self.ranks.sum_(self.sums)
         # A masked batch of very short sentences may have nothing to guess.
         self.share.fill_(1.0 / max(num_sentences if self.optimization.sentence_avg else num_tokens, 1))
         self.lr.fill_(lr)
         self.before_step()
-        return self._result(self._take_step(), num_tokens, num_sentences)
+        numbers = self.clip_and_step_() if self._captured is None else self._captured.step(self.clip_and_step_)
+        return self._result(numbers, num_tokens, num_sentences)
 
-    def _result(self, numbers: Tensor, num_tokens: int, num_sentences: int) -> UpdateResult:
-        arrival = None
-        if self._captured is not None:
-            # The next update writes to the same memory, and the host should not have to wait for it to read this one.
-            on_host = torch.empty(numbers.shape, pin_memory=True)
-            numbers = on_host.copy_(numbers, non_blocking=True)
-            arrival = torch.cuda.Event()
-            arrival.record()
-        return UpdateResult(numbers[:5], numbers[5:], num_tokens, num_sentences, arrival)
+    def accumulate_(self, passes: Iterable[Pass]) -> None:
+        """Gradients and losses of these passes, added up from nothing; each is replayed where it has been captured."""
+        self.weights.zero_grad_()
+        self.sums.zero_()
+        for one in passes:
+            replay = None if self._captured is None else self._captured.find(one.batch, one.active, self.sums)
+            one.begin()
+            if replay is not None:
+                replay()
+                continue
+            if one.is_last:
+                self.weights.expect_last_(self.active_in_any)
+            self.forward_backward(one.batch, one.active, is_filler=one.is_filler)
+            self.weights.collect_grad_()
 
-    def _take_step(self) -> Tensor:
-        """Recorded at the second time: the first has set up all that it calls."""
-        if self._captured is None or self._captured.is_off:
-            return self._step()
-        if self._recorded_step is None and self._has_stepped:
-            self._recorded_step = self._captured.recorder(self._step, is_warm=True)
-        if self._recorded_step is not None:
-            return self._recorded_step.replay()
-        self._has_stepped = True
-        return self._step()
+    def forward_backward(self, batch: AnyBatch, active: ActiveLayers = ALL_LAYERS, *, is_filler: bool = False,
+                         is_compiled: bool = False) -> None:
+        loss, nll = batch_loss(self.model, batch, self.criterion, active, is_compiled=is_compiled)
+        if loss.requires_grad:  # not where no layer runs that is trained
+            (loss * (0.0 if is_filler else self.scale.value)).backward()
+        if not is_filler:
+            self.sums += torch.stack([loss.detach(), nll])
 
-    def _step(self) -> Tensor:
+    def clip_and_step_(self) -> Tensor:
         """One step of the optimizer along the gradient there is: what UpdateResult tells of it, end to end. (5 + P,)"""
         scale_used = self.scale.value.clone()
         norms = self.weights.grad_norms() * (self.share / scale_used).float()
@@ -141,79 +134,46 @@ class Updater:
     def _move_(self, factor: Tensor, ok: Tensor) -> None:
         grad = self.weights.grad
         grad = grad.mul_(factor) if grad.dtype == torch.float32 else grad.float().mul_(factor)
-        self.optimizer.step_(grad, self.lr, self._unless_known(ok))
+        # None where the host can see for free that all is well, which spares the optimizer its masks.
+        self.optimizer.step_(grad, self.lr, None if ok.device.type == "cpu" and bool(ok) else ok)
         self.weights.publish_()
-
-    def _add_up_gradients(self, batches: Sequence[AnyBatch], seed: int, draws: Sequence[ActiveLayers],
-                          total: int | None) -> list[AnyBatch]:
-        """Of all batches, in smaller pieces where memory runs out: the pieces that count."""
-        self._begin()
-        while True:
-            try:
-                return self._pass_over([self.memory.cut(batch) for batch in batches], seed, draws, total)
-            except torch.OutOfMemoryError as error:
-                if not (self.weights.can_begin_again and self.memory.can_cut_smaller()):
-                    raise
-                # Otherwise it would keep alive all that the pass has allocated.
-                error.__traceback__ = None
-            self.memory.free()
-            self.weights.forget_grad_()
-            self._begin()
-
-    def _begin(self) -> None:
-        self.weights.zero_grad_()
-        self.sums.zero_()
-
-    def _pass_over(self, batches: Sequence[Sequence[AnyBatch]], seed: int, draws: Sequence[ActiveLayers],
-                   total: int | None) -> list[AnyBatch]:
-        own = []
-        for number, pieces in enumerate(batches):
-            place = self.ranks.rank + number * self.ranks.size
-            is_filler = total is not None and place >= total
-            active = draws[place % len(draws)]
-            for piece in pieces:
-                if number == len(batches) - 1 and piece is pieces[-1]:
-                    self.weights.expect_last_(run_in_any(draws))
-                self.memory.trying = piece
-                # Seeded by the number of the update and the batch's place in it: a resumed run draws the same dropout as
-                # one that never stopped, and several ranks the same as one.
-                self._run_pass(piece, seed + place * SEED_STRIDE, active, is_filler=is_filler, is_first=piece is pieces[0])
-                if not is_filler:
-                    own.append(piece)
-        return own
-
-    def _run_pass(self, batch: AnyBatch, seed: int, active: ActiveLayers, *, is_filler: bool, is_first: bool) -> None:
-        replay = None if self._captured is None else self._captured.find(batch, active, self.sums)
-        if is_first:
-            torch.manual_seed(seed)
-        if replay is not None:
-            replay()
-        else:
-            self._backward(batch, active, is_filler=is_filler)
-            self.weights.collect_grad_()
-
-    def _backward(self, batch: AnyBatch, active: ActiveLayers = ALL_LAYERS, *, is_filler: bool = False,
-                  is_compiled: bool = False) -> None:
-        sums = batch_loss(self.model, batch, self.criterion, active, is_compiled=is_compiled)
-        (sums.loss * (0.0 if is_filler else self.scale.value)).backward()
-        if not is_filler:
-            self.sums += torch.stack([sums.loss.detach(), sums.nll])
-
-    def _unless_known(self, ok: Tensor) -> Tensor | None:
-        """None where the host can see for free that all is well, which spares the optimizer its masks."""
-        return None if ok.device.type == "cpu" and bool(ok) else ok
 
     def _clip_factor(self, norm: Tensor) -> Tensor:
         if not self.optimization.clip_norm:
             return torch.ones_like(norm)
         return (self.optimization.clip_norm / (norm + CLIP_EPSILON)).clamp(max=1.0)
 
+    def _result(self, numbers: Tensor, num_tokens: int, num_sentences: int) -> UpdateResult:
+        arrival = None
+        if self._captured is not None:
+            # The next update writes to the same memory, and the host should not have to wait for it to read this one.
+            on_host = torch.empty(numbers.shape, pin_memory=True)
+            numbers = on_host.copy_(numbers, non_blocking=True)
+            arrival = torch.cuda.Event()
+            arrival.record()
+        return UpdateResult(numbers[:5], numbers[5:], num_tokens, num_sentences, arrival)
 
-def _why_not_recorded(weights: FlatWeights, dtype: torch.dtype, precision: PrecisionConfig) -> str | None:
+    def _captured_passes(self, precision: PrecisionConfig, dtype: torch.dtype, note: Callable[[str], None],
+                         skip_time: Callable[[float], None]) -> CapturedPasses | None:
+        if self.weights.master.device.type != "cuda" or not precision.cuda_graphs:
+            return None
+        if reason := why_eager(self.weights, dtype, precision):
+            note(f"updates are eager, not captured (--cuda-graphs): {reason}")
+            return None
+        return CapturedPasses(self.model, self.weights, self.forward_backward, note, skip_time, is_compiled=precision.compiles)
+
+
+def _counts(passes: Iterable[Pass]) -> tuple[int, int]:
+    """Target tokens and sentences."""
+    counted = [one.batch for one in passes if not one.is_filler]
+    return sum(batch.num_target_tokens for batch in counted), sum(batch.num_sentences for batch in counted)
+
+
+def why_eager(weights: FlatWeights, dtype: torch.dtype, precision: PrecisionConfig) -> str | None:
     if dtype == torch.float32:
         return "that needs half precision"
     if type(weights) is not FlatWeights:
         return "several ranks send gradients in the middle of a pass"
     if precision.checkpoint_activations:
-        return "--checkpoint-activations draws its dropout again, which a recording cannot"
+        return "--checkpoint-activations draws its dropout again, which a replay cannot"
     return None

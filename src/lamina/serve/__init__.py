@@ -1,0 +1,1 @@
+"""Models that answer many clients at once: an engine for each, published APIs in front of it, and a page."""

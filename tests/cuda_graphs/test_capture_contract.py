@@ -1,0 +1,54 @@
+"""What nn/stack.py asks of layers that are captured: all parts keep it, and whoever does not is told.
+
+In padded rows, since attention over packed ones has kernels of its own on a GPU; tests/gpu captures those.
+"""
+
+import pytest
+
+from lamina.cuda_graphs.capture_contract import CaptureContractError, NoQuestions
+from lamina.errors import ConfigError
+from lamina.nn.compiling import replaced
+from lamina.nn.stack import ALL_LAYERS
+from lamina.parts.criteria import LabelSmoothedCrossEntropy
+from lamina.registry import register
+from tiny import FUSIONS, batch_of, tiny_model
+
+
+def taken(part, *, is_pre_norm):
+    try:
+        part.check(["encoder", "decoder"] if is_pre_norm else [])
+    except ConfigError:
+        return False
+    return True
+
+
+VARIANTS = {f"{name}{', pre-norm' if is_pre_norm else ''}": {"init": part(), "is_pre_norm": is_pre_norm}
+            for name, part in register.residual.items() for is_pre_norm in (False, True)
+            if taken(part(), is_pre_norm=is_pre_norm)} | FUSIONS
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_all_parts_keep_the_contract(name):
+    model, batch = tiny_model(num_layers=2, dropout_p=0.2, **VARIANTS[name]).train(), batch_of(slice(0, 8))
+    with NoQuestions():
+        LabelSmoothedCrossEntropy(smoothing=0.1).loss(model, batch, ALL_LAYERS, is_compiled=False).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+BREACHES = {
+    r"\.item\(\)": lambda x: x * float(x.sum()),
+    r"`if` on a tensor": lambda x: x if x.sum() > 0 else -x,
+    r"nonzero": lambda x: x[:, x[0, :, 0].nonzero().flatten()],
+    r"x\[mask\]": lambda x: x[x > 0],
+    r"masked_select": lambda x: x.masked_select(x > 0),
+    r"unique": lambda x: x.unique(),
+    r"repeat_interleave": lambda x: x.repeat_interleave((x[0, 0] > 0).long(), dim=2),
+}
+
+
+@pytest.mark.parametrize("said", BREACHES)
+def test_a_layer_that_asks_the_device_is_named(said):
+    model, batch = tiny_model().train(), batch_of(slice(0, 8))
+    layer, breach = model.encoder.layers[1], BREACHES[said]
+    with pytest.raises(CaptureContractError, match=said), NoQuestions(), replaced({layer: lambda x, *_: breach(x)}):
+        model(*batch.inputs)

@@ -1,0 +1,134 @@
+"""What captured updates rest on, as far as it can be seen without a GPU; tests/gpu/test_captured.py has the rest."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from lamina.config.train_options import OptimizationConfig, PrecisionConfig
+from lamina.cuda_graphs.static_batches import MAX_SHAPES, SIGHTINGS, StaticBatches, shape_of
+from lamina.distributed.weights import FlatWeights
+from lamina.nn.compiling import compiled_parts, replaced
+from lamina.parts.update_rules import Sgd
+from lamina.training.loss import batch_loss
+from lamina.training.update import Updater, why_eager
+from tiny import batch_of, tiny_model
+
+SGD = OptimizationConfig(optimizer=Sgd(), lr=(0.1,), clip_norm=0.0)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A batch as far as its shape is concerned."""
+
+    values: Tensor
+    number: int
+    recurs: bool = False
+
+
+def test_a_shape_that_came_before_is_held_in_memory_that_stays():
+    batches = StaticBatches()
+    assert [batches.hold(Numbers(torch.zeros(3), 1)) for _ in range(SIGHTINGS - 1)] == [None] * (SIGHTINGS - 1)
+    first = batches.hold(Numbers(torch.ones(3), 2))
+    second = batches.hold(Numbers(torch.full((3,), 2.0), 3))
+    assert first.values.data_ptr() == second.values.data_ptr()
+    assert first.values.tolist() == [2.0] * 3  # overwritten: it is the same memory
+    assert second.number == 3  # what the host knows is the batch's own
+
+
+def test_a_shape_that_is_known_to_recur_is_held_at_once():
+    given = Numbers(torch.ones(3), 1, recurs=True)
+    held = StaticBatches().hold(given)
+    assert held.values.tolist() == [1.0] * 3
+    assert held.values.data_ptr() != given.values.data_ptr()
+
+
+def test_ever_new_shapes_are_not_held_for_ever():
+    batches = StaticBatches()
+    held = [batches.hold(Numbers(torch.zeros(size), 1, recurs=True)) for size in range(1, MAX_SHAPES + 3)]
+    assert [batch is not None for batch in held] == [True] * MAX_SHAPES + [False] * 2
+
+
+def test_shapes_differ_by_size_and_type():
+    shapes = [shape_of(Numbers(values, 1)) for values in (torch.zeros(3), torch.zeros(4), torch.zeros(3, dtype=torch.long))]
+    assert len(set(shapes)) == 3
+    assert shape_of(Numbers(torch.ones(3), 5)) == shapes[0]
+
+
+def test_parts_run_other_functions_only_inside():
+    model = tiny_model()
+    layer = model.encoder.layers[0]
+    own = layer.forward
+    with replaced({layer: lambda x, *_: x * 0}):
+        assert float(layer(torch.ones(1, 2, 16), None).abs().sum()) == 0.0
+    assert layer.forward == own
+    with pytest.raises(ZeroDivisionError), replaced({layer: None}):
+        raise ZeroDivisionError
+    assert layer.forward == own
+
+
+def test_every_layer_and_embedding_is_compiled():
+    model = tiny_model(num_layers=3)
+    assert set(compiled_parts(model)) == {*model.encoder.layers, *model.decoder.layers, model.source_embedding,
+                                          model.target_embedding}
+
+
+def gradients_of(weights: FlatWeights) -> Tensor:
+    return torch.cat([view.flatten().float() for view in weights.views(weights.grad)])
+
+
+def test_gathered_gradients_are_those_that_are_added_up_as_they_come():
+    found = []
+    for is_gathered in (True, False):
+        model = tiny_model()
+        weights = FlatWeights(model, torch.bfloat16)
+        if is_gathered:
+            weights.compute_grad.fill_(7.0)  # what lies there is replaced
+        for rows in (slice(0, 4), slice(4, 8)):
+            if is_gathered:
+                with weights.gathering():
+                    batch_loss(model, batch_of(rows), SGD.criterion).loss.backward()
+            else:
+                batch_loss(model, batch_of(rows), SGD.criterion).loss.backward()
+            weights.collect_grad_()
+        found.append(gradients_of(weights))
+        # Eager passes go on as before.
+        assert all(parameter.grad is not None for parameter in model.parameters())
+    assert torch.equal(*found)
+
+
+def test_a_parameter_without_a_gradient_gathers_zeros():
+    model = tiny_model()
+    weights = FlatWeights(model, torch.bfloat16)
+    weights.compute_grad.fill_(7.0)
+    with weights.gathering():
+        model.head.table.weight.sum().backward()
+    weights.collect_grad_()
+    grads = weights.named(weights.grad)
+    assert float(grads["encoder.layers.0.ffn.fc1.weight"].abs().sum()) == 0.0
+    assert float(sum(grad.abs().sum() for grad in grads.values())) == model.head.table.weight.numel()
+
+
+def test_one_batch_needs_no_copy_of_its_gradients():
+    plain, lean = (Updater(model, SGD, PrecisionConfig(), torch.bfloat16,
+                           weights=FlatWeights(model, torch.bfloat16, accumulates=accumulates))
+                   for model, accumulates in ((tiny_model(), True), (tiny_model(), False)))
+    assert lean.weights.grad is lean.weights.compute_grad
+    for number in range(3):
+        one, other = (of.update([batch_of(slice(0, 8))], 0.1, seed=number) for of in (plain, lean))
+        torch.testing.assert_close(one.numbers, other.numbers, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(plain.weights.master, lean.weights.master, rtol=1e-5, atol=1e-6)
+    with pytest.raises(AssertionError, match="gradients of one batch at most"):
+        lean.update([batch_of(slice(0, 4)), batch_of(slice(4, 8))], 0.1, seed=1)
+
+
+@pytest.mark.parametrize(("dtype", "precision", "reason"), [
+    (torch.float32, PrecisionConfig(), "half precision"),
+    (torch.bfloat16, PrecisionConfig(checkpoint_activations=True), "--checkpoint-activations"),
+    (torch.bfloat16, PrecisionConfig(), None),
+])
+def test_what_stands_in_the_way_is_said(dtype, precision, reason):
+    found = why_eager(FlatWeights(tiny_model(), dtype), dtype, precision)
+    assert (found is None) == (reason is None)
+    assert reason is None or reason in found
