@@ -32,6 +32,7 @@ from lamina.parts.criteria import LabelSmoothedCrossEntropy, SentenceLoss
 from lamina.parts.muon import Muon
 from lamina.parts.residuals import Admin
 from lamina.parts.update_rules import Nag
+from lamina.training.freezing import freeze_
 from lamina.training.layer_drop import LayerDrop
 from lamina.training.loop import update_seed
 from lamina.training.loss import batch_loss
@@ -67,6 +68,12 @@ def sentence_batch(place: int) -> Any:
     return SentenceBatch(tokens, torch.arange(len(tokens)) % 3, tuple(range(len(tokens))))
 
 
+def partly_frozen(config: ModelConfig) -> Any:
+    model = tiny_model(config)
+    freeze_(model, ("source_embedding", "encoder.layers.[01].*", "*.ffn.fc1.*"), lambda note: None)
+    return model
+
+
 class Case(NamedTuple):
     config: ModelConfig
     new_model: Callable[[ModelConfig], Any] = tiny_model
@@ -81,6 +88,7 @@ CASES = {
     "admin": Case(tiny_config(dropout_p=0.2, init=Admin())),
     "layerdrop": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5)),
     "layerdrop by batch": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5), draws_by_batch=True),
+    "frozen": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5), lambda config: partly_frozen(config)),
     # Some weights, those of the head for gaps, take no part.
     "sentences": Case(ModelConfig(), lambda _: tiny_masked_model(num_classes=3), sentence_batch, SentenceLoss()),
 }
@@ -117,8 +125,7 @@ def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dt
         counts.append((result.num_tokens, result.num_sentences))
         masks.append(draws)
     update_module.batch_loss = batch_loss
-    return Outcome({name: value.clone() for name, value in updater.weights.named(updater.weights.master).items()}, numbers,
-                   counts, masks)
+    return Outcome({name: value.clone() for name, value in updater.weights.state_dict().items()}, numbers, counts, masks)
 
 
 def _short_of_memory(max_rows: int, model: Any, own: Any, *rest: Any, **options: Any) -> Any:

@@ -44,6 +44,8 @@ COMMANDS = {
                            "translate lines, or continue prompts, as they come from a person, a pipe or a file"),
     "rescore": Command("lamina.config.generate_options:RescoreConfig", "lamina.commands.rescore:run",
                        "say how likely a model finds given translations"),
+    "serve": Command("lamina.config.serve_options:ServeConfig", "lamina.commands.serve:run",
+                     "answer over HTTP: LibreTranslate's, DeepL's and OpenAI's APIs, and a page, any depth per request"),
     "eval-lm": Command("lamina.config.eval_lm_options:EvalLmConfig", "lamina.commands.eval_lm:run",
                        "measure the perplexity of a language model on a data folder"),
     "info": Command("lamina.config.tool_options:InfoConfig", "lamina.commands.info:run",

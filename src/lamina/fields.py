@@ -60,6 +60,7 @@ class FlagInfo:
     positional: bool = False
     off_aliases: tuple[str, ...] = ()  # of a switch: other names that turn it off, besides --no-NAME
     is_list: bool = False  # a tuple written as several words, --inputs a b c, so that an item may hold a comma
+    repeats: bool = False  # a tuple whose flag may be given several times: all of them count
 
 
 @dataclass(frozen=True)

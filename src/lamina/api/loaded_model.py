@@ -140,6 +140,16 @@ class LoadedModel(Generic[M]):
         """
         return sum(weight.numel() for model in self.models for weight in model.parameters())
 
+    @property
+    def has_layerdrop(self) -> bool:
+        """Whether all models were trained with LayerDrop, and so work with fewer layers.
+
+        >>> model.has_layerdrop
+        False
+        """
+        configs = [own.model_config() for own in self._described]
+        return bool(configs) and all(config.encoder.layer_drop_p or config.decoder.layer_drop_p for config in configs)
+
     def __repr__(self) -> str:
         facts = [" -> ".join(self.languages), *([f"{len(self.models)} models"] if len(self.models) > 1 else [])]
         depths = {name: len(stack.layers) for name, stack in stacks_of(self.models[0]).items()}

@@ -141,6 +141,7 @@ class TrainOptions(TypedDict, total=False):
     fp16_init_scale: float
     fp16_scale_window: int | None
     fp32: bool
+    freeze: str | Sequence[str]
     freq_weighted_replacement: bool
     fsdp: bool
     fusion: str
@@ -181,6 +182,7 @@ class TrainOptions(TypedDict, total=False):
     min_lr: float
     mixing: str
     mixing_stacks: str
+    mlflow_experiment: str | None
     momentum: float
     muon_momentum: float
     no_decay: str | Sequence[str]
@@ -246,6 +248,8 @@ class TrainOptions(TypedDict, total=False):
     token_positional_embeddings: bool
     tokens_per_sample: int
     total_num_update: int
+    tracker: str | Sequence[str]
+    trackio_project: str | None
     train_subset: str
     transparent_attention: bool
     truncate_sequence: bool
@@ -257,6 +261,7 @@ class TrainOptions(TypedDict, total=False):
     validate_interval_updates: int
     value_residual_share: float
     verify: str
+    wandb_project: str | None
     warmup_init_lr: float
     warmup_updates: int
     weight_decay: float

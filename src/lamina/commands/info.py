@@ -18,7 +18,12 @@ def run(config: InfoConfig) -> None:
     from lamina.interop.any_format import load_any
 
     path = Path(config.checkpoint)
-    described = describe(load_any(path, notice=console.notice), path)
+    checkpoint = load_any(path, notice=console.notice)
+    if config.lists_weights:
+        for name, weight in checkpoint.weights.items():
+            print(f"{name}  {' x '.join(map(str, weight.shape))}")
+        return
+    described = describe(checkpoint, path)
     if config.is_json:
         print(console.printable(json.dumps(described, indent=1, ensure_ascii=False)))
         return

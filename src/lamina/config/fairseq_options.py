@@ -357,7 +357,7 @@ RETIRED: tuple[Retired, ...] = (
     *_retire("train", "data folders are always memory-mapped (mmap)", values="data-buffer-size"),
     *_retire("train", "only the splits that --valid-subset names are read", flags="ignore-unused-valid-subsets"),
     *_retire("train", "validation begins with the first interval", values="validate-after-updates"),
-    *_retire("train", "the log goes to standard error, and figures also to --tensorboard-logdir",
+    *_retire("train", "figures go to the log, to train.jsonl in --save-dir and to --tracker",
              flags="debug-param-names profile reset-logging suppress-crashes", values="aim-repo aim-run-hash log-file"),
     *_retire("train", "every rank reads the checkpoint", flags="load-checkpoint-on-all-dp-ranks"),
     *_retire("train", "figures at validation are those of the task",
@@ -485,7 +485,7 @@ RETIRED: tuple[Retired, ...] = (
     *_retire("train", "the detokenizer is that of the target language", values="eval-bleu-detok-args"),
     *_retire("train", "one best checkpoint is kept, checkpoint_best.pt; --keep-last-epochs keeps several",
              values="keep-best-checkpoints"),
-    *_retire("train", "figures go to the log and to --tensorboard-logdir", flags="azureml-logging", values="wandb-project"),
+    *_retire("train", "figures go to the log, to train.jsonl in --save-dir and to --tracker", flags="azureml-logging"),
     # Of the forks: read by nothing, or only by experiments under a secret name.
     *_retire("train", "nothing reads it in the fork either", flags="amsgrad embedding-aware", values="adam-freeze tb-tag"),
     *_retire("train", "an experiment of the fork that its paper does not use", flags="no-encoder-fnn no-decoder-fnn",

@@ -50,6 +50,15 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}.{hint} See `{self.prog} --help`.")
 
 
+class _Joined(argparse.Action):
+    """--freeze A --freeze B as --freeze A,B."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, f"{before},{values}" if before else values)
+
+
 class _Formatter(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
         # The terminal's own width; beyond a point, longer lines are harder to read.
@@ -91,7 +100,7 @@ def help_text(prog: str, cls: type, description: str, wanted: Wanted, words: Seq
 def _add_leaf(group: Any, leaf: Leaf, text: str) -> None:
     info = leaf.info
     if info.positional:
-        group.add_argument(leaf.name, nargs="?", metavar=leaf.name.upper(), help=text)
+        group.add_argument(leaf.name, nargs="*" if info.is_list else "?", metavar=leaf.name.upper(), help=text)
         return
     # Written both ways, as the references' users do: --encoder-layers and --encoder_layers.
     names = [f"--{leaf.name}", *(name if name.startswith("-") else f"--{name}" for name in info.aliases)]
@@ -104,6 +113,8 @@ def _add_leaf(group: Any, leaf: Leaf, text: str) -> None:
     optional: dict[str, Any] = {} if info.bare_value is NO_VALUE else {"nargs": "?", "const": info.bare_value}
     if info.is_list:
         optional = {"nargs": "+", "action": "extend"}
+    if info.repeats:
+        optional = {"action": _Joined}
     metavar = info.metavar or ("{" + ",".join(info.choices or ()) + "}" if _are_few(info.choices) else _metavar(leaf.type))
     if metavar == "TEXT" and info.choices:
         metavar = "NAME"
@@ -254,7 +265,7 @@ def spelled_out(prog: str, config: Any) -> str:
         if (list(leaf.default) if isinstance(leaf.default, tuple) else leaf.default) == value:
             continue
         if leaf.info.positional:
-            words.append(shlex.quote(str(value)))
+            words.append(shlex.join(map(str, value)) if leaf.info.is_list else shlex.quote(str(value)))
         else:
             flags.append(as_flag(leaf, value))
     return " ".join((*words, *flags))

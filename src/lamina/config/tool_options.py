@@ -88,8 +88,8 @@ class InfoConfig:
 
     checkpoint: str = flag("checkpoints/checkpoint_best.pt", "checkpoint to describe", positional=True)
     is_json: bool = flag(False, "print everything, the whole configuration included, as JSON", name="json")
+    lists_weights: bool = flag(False, "list the weights instead, by name, with their shapes", name="weights", needs="!json")
     plug_ins: PlugInConfig = part(PlugInConfig)
-
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from lamina.config.keep import KeepConfig
 from lamina.config.model import ModelConfig
 from lamina.config.plug_in_options import PlugInConfig
 from lamina.config.ranks_options import RanksConfig
-from lamina.fields import check, check_seed, flag, part, variant
-from lamina.parts.contracts import Criterion, Optimizer, Schedule, TaskKind
+from lamina.fields import check, check_seed, every, flag, part, variant
+from lamina.parts.contracts import Criterion, Optimizer, Schedule, TaskKind, Tracker
 from lamina.parts.figures import REFERENCE_METRICS, VALIDATION_FIGURES, known_figures
 from lamina.registry import register
 from lamina.traits import CLASSES, PAIRS
@@ -37,6 +37,9 @@ class OptimizationConfig:
     layer_drop_draws: str = flag("update", "what LayerDrop draws layers for: an update, so that all its batches leave out the "
                                  "same ones, or each batch of it (--update-freq, several GPUs), whose mean is steadier",
                                  name="layerdrop-draws", choices=("update", "batch"))
+    freeze: tuple[str, ...] = flag((), "leave these weights as they are: names as `lamina info --weights` lists them, of one "
+                                       "weight or of all below a name, with * for any characters, such as encoder or "
+                                       "*.norm.bias", metavar="PATTERN", repeats=True)
     sentence_avg: bool = flag(False, "average the loss over sentences instead of tokens")
 
     def __post_init__(self) -> None:
@@ -215,10 +218,17 @@ class LogConfig:
                                     "and lines elsewhere if left out", name="log-format", choices=LOG_FORMATS)
     interval: int = flag(100, "updates between lines", name="log-interval")
     has_bar: bool = flag(True, "show a live bar in a terminal", name="progress-bar")
-    tensorboard_dir: str | None = flag(None, "folder for TensorBoard scalars", name="tensorboard-logdir")
+    trackers: tuple[str, ...] = flag((), "where figures go besides train.jsonl in --save-dir", name="tracker",
+                                     choices=register.tracker, metavar="NAME[,NAME..]")
+    tracker_kinds: tuple[Tracker, ...] = every(register.tracker)
 
     def __post_init__(self) -> None:
         check(self.interval >= 1, f"--log-interval is {self.interval}; it must be at least 1.")
+
+    @property
+    def chosen_trackers(self) -> list[Tracker]:
+        """Those that --tracker names, and those that an option of their own asks for."""
+        return [tracker for tracker in self.tracker_kinds if tracker.name in self.trackers or tracker.is_on]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ class _LayerGraph:
 
     def __init__(self, forward: Forward, layer: nn.Module, x: Tensor, others: tuple[Any, ...], recorder: Recorder,
                  inputs: list[_Input]) -> None:
-        self._parameters = list(layer.parameters())
+        self._parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
         self._stream = _static(x)
         self._others: list[_Input] = []
         for given in _tensors_in(others):
@@ -87,27 +87,39 @@ class _LayerGraph:
                 inputs.append(known)
             self._others.append(known)
         statics = _with_tensors(others, [own.static for own in self._others])
-        self._inputs = [self._stream, *(own.static for own in self._others if own.static.requires_grad)]
+        self._inputs = [own for own in (self._stream, *(own.static for own in self._others)) if own.requires_grad]
+        # Parameters are no input of a replayed layer: where nothing below it is trained, this says that it has a gradient.
+        self._anchor = x.new_zeros(0, requires_grad=bool(self._parameters))
 
         def compute() -> Tensor:
             return forward(self._stream, *statics)
 
         def compute_both() -> None:
             out = compute()
-            torch.autograd.grad(out, [*self._inputs, *self._parameters], torch.zeros_like(out), allow_unused=True)
+            if self._has_gradient:
+                torch.autograd.grad(out, [*self._inputs, *self._parameters], torch.zeros_like(out), allow_unused=True)
 
         recorder.warm_up(compute_both)
         self._forward: Captured[Tensor] = recorder.capture(compute)
         self._out_grad = torch.zeros_like(self._forward.result)
         self._backward: Captured[list[Tensor | None]] | None = None
 
+    @property
+    def _has_gradient(self) -> bool:
+        """Whether it, or anything below it, is trained."""
+        return bool(self._inputs or self._parameters)
+
     def record_backward(self, grads: Mapping[nn.Parameter, Tensor], recorder: Recorder) -> None:
+        if not self._has_gradient:
+            return
+
         def compute() -> list[Tensor | None]:
             found = torch.autograd.grad(self._forward.result, [*self._inputs, *self._parameters], self._out_grad,
                                         allow_unused=True)
             own = zip(self._parameters, found[len(self._inputs) :], strict=True)
             pairs = [(grads[parameter], grad) for parameter, grad in own if grad is not None]
-            torch._foreach_add_([total for total, _ in pairs], [grad for _, grad in pairs])
+            if pairs:
+                torch._foreach_add_([total for total, _ in pairs], [grad for _, grad in pairs])
             return list(found[: len(self._inputs)])
 
         self._backward = recorder.capture(compute)
@@ -116,7 +128,8 @@ class _LayerGraph:
         tensors = _tensors_in(others)
         for own, given in zip(self._others, tensors, strict=True):
             own.fill_(given)
-        return _Replayed.apply(self, x, *(given for given in tensors if given.is_floating_point()))
+        read = (given for given in tensors if given.is_floating_point())
+        return _Replayed.apply(self, x, self._anchor, *read)
 
     def run_forward(self, x: Tensor) -> Tensor:
         self._stream.data.copy_(x)
@@ -125,20 +138,23 @@ class _LayerGraph:
     def run_backward(self, out_grad: Tensor) -> list[Tensor | None]:
         assert self._backward is not None, "recorded before it is run"
         self._out_grad.copy_(out_grad)
-        return self._backward.replay()
+        gradients = iter(self._backward.replay())
+        inputs = (self._stream, *(own.static for own in self._others if own.static.is_floating_point()))
+        return [next(gradients) if own.requires_grad else None for own in inputs]
 
 
 class _Replayed(torch.autograd.Function):
-    """`memories` are where gradients go; what they hold has been copied."""
+    """`memories` are where gradients go; what they hold has been copied. The anchor is for layers that read no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, graph: _LayerGraph, x: Tensor, *memories: Tensor) -> Tensor:
+    def forward(ctx: Any, graph: _LayerGraph, x: Tensor, anchor: Tensor, *memories: Tensor) -> Tensor:
         ctx.graph = graph
         return graph.run_forward(x)
 
     @staticmethod
     def backward(ctx: Any, out_grad: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *ctx.graph.run_backward(out_grad)
+        of_x, *of_memories = ctx.graph.run_backward(out_grad)
+        return None, of_x, None, *of_memories
 
 
 def _tensors_in(inputs: tuple[Any, ...]) -> list[Tensor]:
@@ -159,4 +175,5 @@ def _with_tensors(inputs: tuple[Any, ...], tensors: list[Tensor]) -> list[Any]:
 
 
 def _static(x: Tensor) -> Tensor:
-    return x.detach().clone().requires_grad_()
+    """With a gradient where the original has one: what nothing trained stands behind needs none."""
+    return x.detach().clone().requires_grad_(x.requires_grad)

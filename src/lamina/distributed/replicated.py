@@ -38,7 +38,7 @@ class ReplicatedWeights(FlatWeights):
         self._buckets: list[Bucket] | None = None  # those that have not left yet, the next one first
         self._bucket_of: dict[int, Bucket] = {}
         self._sent: list[Any] = []
-        for number, parameter in enumerate(model.parameters()):
+        for number, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(partial(self._arrived, number))
 
     def expect_last_(self, active: ActiveLayers) -> None:

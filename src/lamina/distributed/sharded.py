@@ -20,7 +20,6 @@ from torch.distributed.tensor import DTensor
 from lamina.distributed.matrix_exchange import MatrixExchange, overlap, rows_of_rank
 from lamina.distributed.ranks import Ranks
 from lamina.distributed.weights import FlatWeights, MatrixPlace, starts_of
-from lamina.nn.parameter_kinds import parameters_of
 from lamina.nn.stack import stacks_of
 
 
@@ -32,9 +31,9 @@ class ShardedWeights(FlatWeights):
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.described = parameters_of(model)
-        self.names = tuple(name for name, _ in model.named_parameters())
-        self.shapes = tuple(parameter.shape for parameter in model.parameters())  # of the whole ones
+        trained = self._sort_out(model)
+        self.names = tuple(trained)
+        self.shapes = tuple(parameter.shape for parameter in trained.values())  # of the whole ones
         self._layers: list[Any] = [layer for stack in stacks_of(model).values() for layer in stack.layers]
         self._model: Any = model
         mesh = init_device_mesh(ranks.device.type, (ranks.size,))
@@ -47,7 +46,9 @@ class ShardedWeights(FlatWeights):
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         if hasattr(model, "classify"):
             register_fsdp_forward_method(model, "classify")
-        self._parameters: list[Any] = list(model.parameters())
+        now = dict(model.named_parameters())  # sharding has put others in their place
+        self._frozen = {name: now[name] for name in self._frozen}
+        self._parameters: list[Any] = [now[name] for name in self.names]
         self._rows = [parameter.detach().to_local() for parameter in self._parameters]
         self.starts, size = starts_of([rows.numel() for rows in self._rows])
         self.master = torch.zeros(size, device=ranks.device)
@@ -74,6 +75,10 @@ class ShardedWeights(FlatWeights):
             if self.ranks.is_first:
                 whole[self.names[number]] = value.cpu()
         return whole
+
+    def _whole_frozen(self) -> dict[str, Tensor]:
+        whole = {name: parameter.detach().full_tensor() for name, parameter in self._frozen.items()}
+        return {name: value.cpu() for name, value in whole.items()} if self.ranks.is_first else {}
 
     def fill_(self, pieces: Mapping[int, Tensor], stored: Mapping[str, Tensor]) -> None:
         for number, piece in pieces.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,8 +45,7 @@ class FlatWeights:
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32, *, accumulates: bool = True) -> None:
         """Where an update is one batch, nothing is added up, and its gradients need no float32 copy: `accumulates` is False."""
-        parameters = dict(model.named_parameters())
-        self.described: Sequence[Parameter] = parameters_of(model)
+        parameters = self._sort_out(model)
         self.names = tuple(parameters)
         self.shapes = tuple(parameter.shape for parameter in parameters.values())
         self.starts, size = starts_of([parameter.numel() for parameter in parameters.values()])
@@ -68,6 +67,31 @@ class FlatWeights:
         for parameter, weight, grad in views:
             parameter.data = weight
             parameter.grad = grad
+        self._keep_frozen_(dtype)
+
+    def _sort_out(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """The parameters that are trained; those without `requires_grad` have no master, no gradient and no optimizer state."""
+        everything = dict(model.named_parameters())
+        self._order = tuple(everything)
+        self._frozen: dict[str, Any] = {name: value for name, value in everything.items() if not value.requires_grad}
+        self.described: Sequence[Parameter] = [own for own in parameters_of(model) if own.name not in self._frozen]
+        return {name: value for name, value in everything.items() if value.requires_grad}
+
+    @torch.no_grad()
+    def _keep_frozen_(self, dtype: torch.dtype) -> None:
+        """What the model computes with is rounded; files hold what it was, which waits on the host."""
+        for name, parameter in self._frozen.items():
+            self._frozen[name] = parameter.detach().to("cpu", torch.float32, copy=True) if self.is_half else parameter.detach()
+            if self.is_half:
+                parameter.data = parameter.to(dtype)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Every weight of the model by name, as files hold it; all ranks ask together."""
+        found = {**self._whole_frozen(), **self.named(self.master)}
+        return {name: found[name] for name in self._order if name in found}
+
+    def _whole_frozen(self) -> dict[str, Tensor]:
+        return self._frozen
 
     def views(self, flat: Tensor) -> Iterator[Tensor]:
         """The pieces of a flat tensor, each in its parameter's shape."""

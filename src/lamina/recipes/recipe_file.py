@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -19,7 +20,7 @@ from lamina.registry import TasksWith
 from lamina.traits import DECODER_ONLY
 
 KEYS = ("about", "published", "data", "seeds", "tiers", "baseline", "train", "average", "model", "decode", "cuts", "analyze",
-        "variants", "grid", "measure", "stalled-above")
+        "variants", "grid", "measure", "stalled-above", "title", "labels", "against")
 MEASURES = ("tests", "loss")
 VARIANT_KEYS = ("about", "train", "cuts", "analyze", "decode")
 # What --budget scales: everything that counts updates.
@@ -51,6 +52,23 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class FigureWords:
+    """What people read in figures instead of names: of variants, or of the parts of a grid's names."""
+
+    title: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    is_against_seconds: bool = False  # of training, where speed is the question
+
+    def label(self, name: str) -> str:
+        return self.labels.get(name) or ", ".join(self.labels.get(part, part) for part in grid_parts(name))
+
+
+def grid_parts(name: str) -> list[str]:
+    """The choices that a grid's name is made of; `lr1e-4` has a dash of its own."""
+    return re.split(r"(?<!\de)-", name)
+
+
+@dataclass(frozen=True)
 class Recipe:
     name: str
     about: str
@@ -63,6 +81,7 @@ class Recipe:
     model: str  # the checkpoint that is measured where nothing is averaged
     variants: dict[str, Variant]
     has_tests: bool  # whether test sets are decoded; without, the training's own losses are what is measured
+    figure: FigureWords
     stalled_above: float  # bits a token at the last validation, from which on a run has learned nothing or lost it again
 
     @property
@@ -122,11 +141,16 @@ def _recipe(path: Path, values: dict[str, Any]) -> Recipe:
         raise ConfigError(f"stalled-above is {stalled!r}; it must be a number of bits.")
     if not is_plain_name(values.get("model", "checkpoint_best.pt")) or not is_plain_name(path.stem):
         raise ConfigError(f"model is {values.get('model')!r} and the recipe's file {path.name}; both must be plain names.")
+    against = values.get("against", "")
+    if against not in ("", "seconds"):
+        raise ConfigError(f"against is {against!r}; it can be `seconds`, for figures whose axis is the time of training.")
+    labels = {str(name): str(label) for name, label in _section(values, "labels").items()}
     return Recipe(
         name=path.stem, about=" ".join(str(values.get("about", "")).split()), published=str(values.get("published", "")),
         data=find_dataset(values["data"], path.parent), seeds=seeds, tiers=_tiers(values.get("tiers") or {}, variants, seeds),
         baseline=baseline, average=_section(values, "average"), model=str(values.get("model", "checkpoint_best.pt")),
-        variants=variants, has_tests=values.get("measure", MEASURES[0]) == MEASURES[0], stalled_above=float(stalled))
+        figure=FigureWords(str(values.get("title", "")), labels, bool(against)), variants=variants,
+        has_tests=values.get("measure", MEASURES[0]) == MEASURES[0], stalled_above=float(stalled))
 
 
 def _variants(values: dict[str, Any]) -> Iterator[Variant]:

@@ -1,1 +1,1 @@
-"""Loaded models that answer many clients at once."""
+"""Models that answer many clients at once: an engine for each, published APIs in front of it, and a page."""

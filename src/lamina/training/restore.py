@@ -32,6 +32,7 @@ from lamina.training.update import Updater
 
 DEFAULT_RESTORE_FILE = SavingConfig().restore_file
 assert DEFAULT_RESTORE_FILE == LAST_NAME
+MAX_NAMED = 4
 
 
 class StartingPoint(NamedTuple):
@@ -231,7 +232,7 @@ def optimizer_state(updater: Updater) -> dict[str, Any]:
 
 
 def load_optimizer_(updater: Updater, stored: dict[str, Any], note: Callable[[str], None]) -> None:
-    """What the stored state does not know, since pruning made it anew, starts afresh."""
+    """What the stored state does not know, since pruning made it anew or it was frozen, starts afresh."""
     state, pieces = updater.optimizer.state(), updater.optimizer.pieces()
     if stored.keys() != state.keys():
         raise CheckpointError(f"the checkpoint's optimizer state has {', '.join(sorted(stored))}; expected "
@@ -250,7 +251,9 @@ def load_optimizer_(updater: Updater, stored: dict[str, Any], note: Callable[[st
                 raise CheckpointError(f"the checkpoint's optimizer state does not fit {names[number]}. Add --reset-optimizer "
                                       "to start it afresh.")
     if new:
-        note(f"the optimizer starts afresh for {', '.join(sorted(new))}: pruning made {'it' if len(new) == 1 else 'them'} anew")
+        some = ", ".join(sorted(new)[:MAX_NAMED]) + (f" and {len(new) - MAX_NAMED} more" if len(new) > MAX_NAMED else "")
+        them = "it" if len(new) == 1 else "them"
+        note(f"the optimizer starts afresh for {some}: the checkpoint's state does not know {them}")
     for name, value in state.items():
         if name in pieces:
             value.zero_()

@@ -114,7 +114,8 @@ class Updater:
     def forward_backward(self, batch: AnyBatch, active: ActiveLayers = ALL_LAYERS, *, is_filler: bool = False,
                          is_compiled: bool = False) -> None:
         loss, nll = batch_loss(self.model, batch, self.criterion, active, is_compiled=is_compiled)
-        (loss * (0.0 if is_filler else self.scale.value)).backward()
+        if loss.requires_grad:  # not where no layer runs that is trained
+            (loss * (0.0 if is_filler else self.scale.value)).backward()
         if not is_filler:
             self.sums += torch.stack([loss.detach(), nll])
 

@@ -1,0 +1,55 @@
+// What a fused model reads: encoder layers, and the source surface.
+
+import { $, ask, make } from "./client.js"
+
+const PAUSE_MS = 500
+const percent = share => `${Math.round(share * 100)} %`
+
+export class Inside {
+  constructor() { this.controller = null }
+
+  use(pair) {
+    this.pair = pair
+    $("inside-card").hidden = !pair.fusion && !pair.has_gate
+    $("fusion").hidden = !pair.fusion
+    $("surface").hidden = !pair.has_gate
+    $("surface-words").replaceChildren()
+    if (pair.fusion) this.drawShares(pair.fusion)
+  }
+
+  drawShares({ columns, shares }) {
+    const most = Math.max(...shares.flat())
+    const head = make("tr", {}, make("th", { scope: "col", text: "" }),
+      ...columns.map(name => make("th", { scope: "col", text: name.replace("layer ", ""), title: name })))
+    const rows = shares.map((row, layer) => make("tr", {}, make("th", { scope: "row", text: `decoder ${layer + 1}` }),
+      ...row.map((share, place) => {
+        const cell = make("td", { text: Math.round(share * 100), title: `${columns[place]}: ${percent(share)}` })
+        cell.style.setProperty("--share", share / most)
+        cell.classList.toggle("strong", share / most > 0.6)
+        return cell
+      })))
+    $("shares").replaceChildren(make("caption", { className: "visually-hidden", text: "Shares in per cent" }),
+      make("thead", {}, head), make("tbody", {}, ...rows.reverse()))
+  }
+
+  // Of the translation at full depth.
+  async look(request) {
+    this.controller?.abort()
+    clearTimeout(this.timer)
+    if (!this.pair?.has_gate || !request) {
+      $("surface-words").replaceChildren(make("span", { className: "empty", text: "Translate something to see it." }))
+      return
+    }
+    const controller = this.controller = new AbortController()
+    this.timer = setTimeout(async () => {
+      const { q, source, target } = request
+      const found = await ask("/inspect", { text: q, source, target }, controller.signal).catch(() => null)
+      if (!found?.words || controller.signal.aborted) return
+      $("surface-words").replaceChildren(...found.words.map(word => {
+        const element = make("span", { text: word.text }, make("small", { text: word.surface === null ? "–" : percent(word.surface) }))
+        element.style.setProperty("--share", word.surface ?? 0)
+        return element
+      }))
+    }, PAUSE_MS)
+  }
+}
