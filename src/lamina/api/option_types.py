@@ -154,7 +154,7 @@ class TrainOptions(TypedDict, total=False):
     last_checkpoints: bool
     layer_wise_attention: bool
     layer_wise_reads: int | Sequence[int] | str
-    layerdrop_draws: str
+    layerdrop_draws: str | None
     layerdrop_schedule: str
     layernorm_embedding: bool
     leave_unmasked_prob: float
@@ -164,9 +164,11 @@ class TrainOptions(TypedDict, total=False):
     log_format: str | None
     log_interval: int
     lr: float | Sequence[float] | str
+    lr_patience: int
     lr_period_updates: int
     lr_scheduler: str
     lr_shrink: float
+    lr_threshold: float
     mask_prob: float
     mask_whole_words: bool
     max_epoch: int

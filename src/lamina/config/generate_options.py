@@ -188,6 +188,8 @@ class InteractiveConfig:
     max_tokens: int | None = flag(None, "most tokens in a batch")
     max_sentences: int | None = flag(None, "most sentences in a batch", name="batch-size", aliases=("max-sentences",))
     too_long: str = flag("truncate", "what to do with a line longer than the model's positions", choices=("truncate", "skip"))
+    json: str | None = flag(None, "write to this file how many sentences and tokens came out in how many seconds, as one JSON "
+                                  "object", metavar="FILE")
     is_plain: bool = flag(False, "print the results alone, one a line, without S- H- D- P- lines", name="plain")
     search: SearchConfig = part(SearchConfig)
     output: OutputConfig = part(OutputConfig)
@@ -209,5 +211,6 @@ class RescoreConfig:
     max_tokens: int | None = flag(None, "most tokens in a batch")
     max_sentences: int | None = flag(None, "most pairs in a batch", name="batch-size", aliases=("max-sentences",))
     too_long: str = flag("truncate", "what to do with a line longer than the model's positions", choices=("truncate", "skip"))
+    json: str | None = flag(None, "write the closing figures to this file too, unrounded, as one JSON object", metavar="FILE")
     has_token_scores: bool = flag(True, "print each token's log-probability too", name="token-scores")
     plug_ins: PlugInConfig = part(PlugInConfig)

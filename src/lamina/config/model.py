@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lamina.config.drop_rates import SCHEDULE_HELP, Rates, rates_of
 from lamina.fields import Switch, check, flag, part, variant
 from lamina.parts.contracts import Adapter, Fusion, Head, HeadPlace, Mixing, ModelPart, Positions, Residual
 from lamina.parts.mixings import NoMixing
@@ -172,10 +173,9 @@ class ModelConfig:
     decoder: StackConfig = part(StackConfig, "decoder-", wants=(DECODER,))
     embedding: EmbeddingConfig = part(EmbeddingConfig)
     dropout: DropoutConfig = part(DropoutConfig)
-    layer_drop_schedule: str = flag("constant", "how LayerDrop's rate p is shared out: every layer has p (constant), or layer "
-                                    "i of N, counted from 1, has p * i/N, so that the top one has p and the mean is "
-                                    "p * (N+1)/2N (linear)", name="layerdrop-schedule", choices=("constant", "linear"),
-                                    paper="Huang et al. 2016 §3")
+    layer_drop_schedule: str = flag("constant", f"how LayerDrop's rate p is shared out: {SCHEDULE_HELP}",
+                                    name="layerdrop-schedule", metavar="NAME|P,P,..",
+                                    paper="Huang et al. 2016 §3, Elhoushi et al. 2024 §4.1")
     activation: str = flag("relu", "activation of the feed-forward blocks", name="activation-fn",
                            choices=register.activation)
     classifier: ClassifierConfig = part(ClassifierConfig, wants=(CLASSES,))
@@ -213,6 +213,7 @@ class ModelConfig:
         check(self.layer_drop_schedule == "constant" or self.encoder.layer_drop_p > 0 or self.decoder.layer_drop_p > 0,
               "--layerdrop-schedule has no effect without --encoder-layerdrop or --decoder-layerdrop. Add one, or leave it "
               "out.")
+        _ = self.layer_drop_rates  # complains of a list that does not fit
         check(not self.embedding.share_all or self.decoder.embed_path in (None, self.encoder.embed_path),
               "--share-all-embeddings has one matrix: give --encoder-embed-path alone, without --decoder-embed-path.")
         widths = {self.lm.input_dim or self.decoder.model_dim, self.lm.output_dim or self.decoder.model_dim,
@@ -239,6 +240,13 @@ class ModelConfig:
 
     def mixing_of(self, stack: str) -> Mixing:
         return self.mixing if self.mixing_stacks in ("both", stack) else NoMixing()
+
+    @property
+    def layer_drop_rates(self) -> tuple[Rates, Rates]:
+        """LayerDrop's rate of each encoder layer, and of each decoder layer."""
+        encoder, decoder = (rates_of(side, stack.layer_drop_p, stack.num_layers, self.layer_drop_schedule)
+                            for side, stack in (("encoder", self.encoder), ("decoder", self.decoder)))
+        return encoder, decoder
 
     @property
     def ffn_start(self) -> str:

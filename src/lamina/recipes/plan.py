@@ -54,6 +54,11 @@ class Evaluation(NamedTuple):
         """The same for programs."""
         return figures_path(self.scores)
 
+    @property
+    def speed(self) -> str:
+        """What decoding took, for programs."""
+        return figures_path(self.hypotheses)
+
 
 def figures_path(output: str) -> str:
     """Of the file that a command's figures go to, beside what it prints."""
@@ -167,7 +172,7 @@ def _translation_stages(recipe: Recipe, variant: Variant, cut: Cut, model: Path,
         source = text / f"{test.name}.{recipe.data.endings[0]}"
         flags: dict[str, Any] = {"remove-bpe": recipe.data.has_bpe_marks or None} | variant.decode
         decode = ("interactive", f"--path={model}", f"--input={source}", *flag_words(keep), *flag_words(flags), "--plain",
-                  "--buffer-size=100000")
+                  "--buffer-size=100000", f"--json={figures_path(hypotheses)}")
         score = ("score", f"--sys={hypotheses}", *score_words(recipe.data, test, text), f"--json={figures_path(scores)}")
         stages += [Stage(f"decode {name}", decode, hypotheses, (hypotheses,)),
                    Stage(f"score {name}", score, scores, (scores, figures_path(scores)))]

@@ -27,7 +27,6 @@ from lamina.preprocess.workers import Workers, available_cores
 from lamina.recipes.dataset import check_places
 from lamina.recipes.plan import Places, RunPlan, Stage, check_stages, figures_path, plan_comparisons, plan_data, plan_run
 from lamina.recipes.prepare import REPORT_NAME
-from lamina.recipes.printed_figures import comparison_figures, decoding_speed, score_figures, training_figures
 from lamina.recipes.recipe_file import Recipe
 from lamina.recipes.results import (
     COMPARISON,
@@ -41,6 +40,7 @@ from lamina.recipes.results import (
     read_rows,
     render,
 )
+from lamina.recipes.run_figures import comparison_figures, decoding_speed, score_figures, training_figures
 from lamina.recipes.worker import OUTCOME_NAME, PLAN_NAME, STAGES_NAME, is_done, log_path, read_records
 
 ROWS_NAME = "rows.json"
@@ -287,7 +287,7 @@ def rows_of(plan: RunPlan, outcome: dict[str, Any], recipe: Recipe, wishes: Wish
         for one in evaluations:
             found = score_figures(Path(one.figures)) if status in MEASURED else {}
             figures |= {f"{one.test} {name}": value for name, value in found.items()}
-            speed = decoding_speed(_text(log_path(plan.folder, one.stage))) if found else None
+            speed = decoding_speed(Path(one.speed)) if found and one.hypotheses else None
             if speed is not None:
                 figures[f"{one.test} sentences/s"] = speed
         if status == "stopped" and not figures:
@@ -311,13 +311,6 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def run_recipes(recipes: Sequence[Recipe], places: Places, wishes_of: Callable[[Recipe], Wishes], stop_after: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,6 @@ from typing import Any
 
 from lamina.metrics.figures_file import read_figures
 from lamina.parts.figures import LOSSES, known_figures
-
-SPEED = re.compile(r"\(([\d.]+) sentences/s")
 
 
 def score_figures(path: Path) -> dict[str, float]:
@@ -35,10 +32,12 @@ def comparison_figures(path: Path) -> dict[str, dict[str, float]]:
             for name, found in read_figures(path).compared.items()}
 
 
-def decoding_speed(log: str) -> float | None:
-    """Sentences a second, where the log says."""
-    found = SPEED.findall(log)
-    return float(found[-1]) if found else None
+def decoding_speed(path: Path) -> float | None:
+    """Sentences per second, of `lamina interactive --json` or `lamina generate --json`; nothing where there is no such file."""
+    if not path.exists():
+        return None
+    more = read_figures(path).more
+    return round(more["sentences"] / more["seconds"], 2) if {"sentences", "seconds"} <= more.keys() else None
 
 
 def training_rows(log: Path) -> Iterator[dict[str, Any]]:
