@@ -37,7 +37,7 @@ class Search:
         """`active` leaves out layers of the models; `vocabulary` is for step rules that know words by name."""
         assert models, "a search needs a model"
         self.models: list[Any] = list(models)
-        self.config = config
+        self.config = config = config.with_rules(self.models[0].rules)
         self.active = active
         self.strategy = strategy_of(config)
         self.found = [rule.look_up(vocabulary) for rule in config.rules_in_force]
