@@ -31,7 +31,7 @@ test: $(VENV)/.installed  ## run the tests, two files at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 $(VENV)/.extras: $(VENV)/.installed
-	$(BIN)/pip install --quiet -e '.[browser]'
+	$(BIN)/pip install --quiet -e '.[browser,notebook,wandb]'
 	touch $@
 
 test-all: $(VENV)/.extras  ## also run what needs a browser or a notebook kernel; what is missing skips with its reason

@@ -177,6 +177,7 @@ class Register:
         self.optimizer = Table("optimizer", "lamina.parts.contracts:Optimizer")
         self.schedule = Table("schedule", "lamina.parts.contracts:Schedule")
         self.step_rule = Table("step rule", "lamina.parts.contracts:StepRule")
+        self.tracker = Table("tracker", "lamina.parts.contracts:Tracker")
         self.metric = Table("metric", "lamina.parts.contracts:Metric")
         self.subword = Table("subword library", "lamina.parts.contracts:SubwordLibrary")
         self.task = Table("task", "lamina.parts.contracts:TaskKind")

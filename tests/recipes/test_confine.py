@@ -19,7 +19,8 @@ from lamina.recipes.sources import read_place
 # Texts among the options of a recipe's commands that name no file.
 NO_PATHS = {"arch", "source-lang", "target-lang", "train-subset", "valid-subset", "gen-subset", "f1-label", "metric",
             "classification-head-name", "encoder-layers-to-keep", "decoder-layers-to-keep", "eval-bleu-remove-bpe",
-            "remove-bpe", "model-overrides", "rouge-separator", "sentence", "target", "split"}
+            "remove-bpe", "model-overrides", "rouge-separator", "sentence", "target", "split",
+            "wandb-project", "mlflow-experiment", "trackio-project"}
 COMMANDS_OF_RECIPES = ("preprocess", "train", "average", "prune", "score", "interactive", "eval-lm", "analyze fusion",
                        "analyze depth")
 

@@ -16,6 +16,7 @@ from lamina.parts import (
     layernorm_scaling,
     lime,
     mixings,
+    model_manners,
     muon,
     position_kinds,
     rate_schedules,
@@ -24,6 +25,7 @@ from lamina.parts import (
     subword_libraries,
     surface_fusion,
     text_metrics,
+    trackers,
     update_rules,
     value_residual,
 )
@@ -45,6 +47,7 @@ from lamina.parts.contracts import (
     Part,
     Positions,
     Rates,
+    Recorder,
     Residual,
     RuleInForce,
     RulePlace,
@@ -55,11 +58,14 @@ from lamina.parts.contracts import (
     StepRule,
     SubwordLibrary,
     TaskKind,
+    TrackedRun,
+    Tracker,
 )
 
 __all__ = ["Adapter", "Criterion", "DepthResidual", "Figure", "Fusion", "FusionPlace", "Head", "HeadPlace", "LayerPlace",
-           "MatrixRule", "Metric", "MetricInputs", "Mixing", "Optimizer", "Part", "Positions", "Rates", "Residual",
-           "RuleInForce", "RulePlace", "Schedule", "Score", "Stage", "Step", "StepRule", "SubwordLibrary", "TaskKind",
-           "activations", "adapters", "attention_residuals", "bottom_to_top", "criteria", "denseformer", "encoder_fusion",
-           "keel", "layernorm_scaling", "lime", "mixings", "muon", "position_kinds", "rate_schedules", "residuals",
-           "search_rules", "subword_libraries", "surface_fusion", "text_metrics", "update_rules", "value_residual"]
+           "MatrixRule", "Metric", "MetricInputs", "Mixing", "Optimizer", "Part", "Positions", "Rates", "Recorder",
+           "Residual", "RuleInForce", "RulePlace", "Schedule", "Score", "Stage", "Step", "StepRule", "SubwordLibrary",
+           "TaskKind", "TrackedRun", "Tracker", "activations", "adapters", "attention_residuals", "bottom_to_top",
+           "criteria", "denseformer", "encoder_fusion", "keel", "layernorm_scaling", "lime", "mixings", "model_manners",
+           "muon", "position_kinds", "rate_schedules", "residuals", "search_rules", "subword_libraries", "surface_fusion",
+           "text_metrics", "trackers", "update_rules", "value_residual"]

@@ -22,9 +22,11 @@ from lamina.parts.part import ModelPart, Part
 from lamina.parts.search_contracts import RuleInForce, RulePlace, Stage, Step, StepRule
 from lamina.parts.task_contracts import TaskKind
 from lamina.parts.text_contracts import EDITS, REFERENCES, SOURCES, Figure, Metric, MetricInputs, Score, SubwordLibrary
-from lamina.parts.training_contracts import Criterion, Curve, MatrixRule, Optimizer, Rates, Schedule
+from lamina.parts.tracking_contracts import Recorder, TrackedRun, Tracker
+from lamina.parts.training_contracts import Criterion, Curve, MatrixRule, Optimizer, Rates, Schedule, ValidatedCurve
 
 __all__ = ["EDITS", "REFERENCES", "SOURCES", "Adapter", "Beginning", "Criterion", "Curve", "DepthResidual", "Figure",
            "Fusion", "FusionPlace", "Head", "HeadPlace", "LayerPlace", "MatrixRule", "Metric", "MetricInputs", "Mixing",
-           "ModelPart", "Optimizer", "Part", "Positions", "Rates", "Residual", "RuleInForce", "RulePlace", "Schedule",
-           "Score", "Stage", "Step", "StepRule", "SubwordLibrary", "TaskKind", "without_pre_norm"]
+           "ModelPart", "Optimizer", "Part", "Positions", "Rates", "Recorder", "Residual", "RuleInForce", "RulePlace",
+           "Schedule", "Score", "Stage", "Step", "StepRule", "SubwordLibrary", "TaskKind", "TrackedRun", "Tracker",
+           "ValidatedCurve", "without_pre_norm"]

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from lamina.config.train_options import TrainConfig
-from lamina.parts.contracts import Curve
+from lamina.parts.contracts import Curve, ValidatedCurve
 from lamina.training.progress import Progress
 from lamina.training.report import Reporter
 from lamina.training.saver import Saver
@@ -44,11 +44,15 @@ class Checks:
         if is_due and not validation.is_off:
             metrics = self.validator.figures(epoch)
             watch.validated(metrics)
+            if is_epoch_end and isinstance(self.schedule, ValidatedCurve):
+                self.schedule.validated(metrics[validation.best_metric], progress.updates - progress.schedule_start,
+                                        larger_is_better=validation.prefers_larger)
         self.saver.check_weights()
         is_best = bool(metrics) and self.validator.take_score(metrics, is_doubtful=bool(watch.doubt))
         names = self.saver.keeper.names_due(epoch=epoch, updates=progress.updates, is_epoch_end=is_epoch_end, is_best=is_best)
         self.saver.save(metrics, names, epoch)
         self._last = (progress.updates, not is_epoch_end)
+        self.rules.hear(self.reporter.listeners.stop_wish, self.saver.ranks)
         self.reporter.skip_time(time.perf_counter() - started)
 
     def close_epoch(self, *, is_cut_short: bool) -> None:
@@ -57,7 +61,7 @@ class Checks:
         figures: dict[str, Any] = bits_per_token(progress.epoch_loss, progress.epoch_nll, progress.epoch_tokens)
         lr = self.schedule(progress.updates - progress.schedule_start, epoch)
         seconds = round(self.saver.stopwatch.seconds())
-        self.reporter.summary(epoch, {**figures, "lr": lr, "train_wall": seconds}, progress.updates)
+        self.reporter.epoch_done(epoch, {**figures, "lr": lr, "train_wall": seconds}, progress.updates)
         if not is_cut_short:
             progress.begin_epoch(epoch + 1)
         if self._last != (progress.updates, is_cut_short):

@@ -30,12 +30,26 @@ MAX_FAILURES_IN_A_ROW = 3
 MAX_WAITING = 2
 
 
+class At(NamedTuple):
+    """Where a run stands in a state."""
+
+    epoch: int = 0
+    updates: int = 0
+
+
 class Waiting(NamedTuple):
-    """A state that will be written under these names, and what a person is told of it."""
+    """A state that will be written under these names."""
 
     copy: HostCopy
     names: list[str]
-    what: str
+    at: At
+
+
+class Written(NamedTuple):
+    """A state that is on disk, under these names in the folder."""
+
+    names: tuple[str, ...]
+    at: At
 
 
 class Keeper:
@@ -59,7 +73,8 @@ class Keeper:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="saving") if config.is_async else None
         self._is_writing = False
         self._waiting: list[Waiting] = []
-        self._outcomes: list[Exception | None] = []  # of what the thread wrote, as long as nobody was told
+        self._outcomes: list[Exception | Written] = []  # of what the thread wrote, as long as nobody was told
+        self.on_written: Callable[[Written], object] = lambda written: None  # called in the thread that trains
         self._changed = Condition()  # guards the three above
         self._num_failures = 0
         remove_stale_parts(self.folder)
@@ -73,7 +88,7 @@ class Keeper:
             return
         self._wait_until(lambda: not self._is_writing)
         for outcome in self._taken_outcomes():
-            if outcome is not None:  # the error that ends the run is told first, by others
+            if isinstance(outcome, Exception):  # the error that ends the run is told first, by others
                 self.note(f"warning: {outcome}")
 
     def open(self) -> None:
@@ -89,8 +104,8 @@ class Keeper:
             raise CheckpointError(f"no checkpoint could be written to {self.folder}: {error.strerror or error}. Choose another "
                                   "--save-dir, or --no-save to keep nothing.") from None
 
-    def save(self, checkpoint: Checkpoint, names: Sequence[str], what: str = "") -> None:
-        """Write the state once, under every one of the names; `what` describes it to the person who watches.
+    def save(self, checkpoint: Checkpoint, names: Sequence[str], at: At = At()) -> None:  # noqa: B008, it is frozen
+        """Write the state once, under every one of the names; `at` describes it to those who watch.
 
         Names that another state still waits for are this one's now: it is newer. Numbered ones are in nobody's way. A save
         that fails costs nothing that was there; the next one may succeed, and the third failure in a row is an error.
@@ -98,9 +113,9 @@ class Keeper:
         if not names:
             return
         if self._writer is None:
-            self._try(lambda: self._write(checkpoint, names, what))
+            self._try(lambda: self._write(checkpoint, names, at))
             return
-        self._tell_outcomes()
+        self.look()
         with self._changed:
             self._replace_waiting(names)
             # Only numbered checkpoints that come faster than a disk takes them ever wait here: none is dropped, and the
@@ -108,7 +123,7 @@ class Keeper:
             self._changed.wait_for(lambda: len(self._waiting) < MAX_WAITING)
         copy = self._copier.copy(checkpoint)
         with self._changed:
-            self._waiting.append(Waiting(copy, list(names), what))
+            self._waiting.append(Waiting(copy, list(names), at))
             if not self._is_writing:
                 self._is_writing = True
                 self._writer.submit(self._write_waiting)
@@ -120,7 +135,7 @@ class Keeper:
     def settle(self) -> None:
         """Wait for what is to be written."""
         self._wait_until(lambda: not self._is_writing)
-        self._tell_outcomes()
+        self.look()
 
     def finish(self) -> None:
         """Wait for what is to be written; an error if the last state is not on disk."""
@@ -143,12 +158,12 @@ class Keeper:
                     self._is_writing = False
                     self._changed.notify_all()
                     return
-                copy, names, what = self._waiting.pop(0)
+                copy, names, at = self._waiting.pop(0)
                 self._changed.notify_all()
-            outcome: Exception | None = None
+            outcome: Exception | Written
             try:
                 copy.wait()
-                self._write(copy.checkpoint, names, what)
+                outcome = self._write(copy.checkpoint, names, at)
             except Exception as error:  # told in the thread that trains
                 outcome = error
             with self._changed:
@@ -159,18 +174,20 @@ class Keeper:
         with self._changed:
             self._changed.wait_for(is_so)
 
-    def _taken_outcomes(self) -> list[Exception | None]:
+    def _taken_outcomes(self) -> list[Exception | Written]:
         with self._changed:
             outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def _tell_outcomes(self) -> None:
-        for outcome in self._taken_outcomes():
-            self._try(partial(_raise, outcome))
+    def look(self) -> None:
+        """What the thread has written, or failed to, since the last time; cheap enough for every update."""
+        if self._outcomes:
+            for outcome in self._taken_outcomes():
+                self._try(partial(_told, outcome))
 
-    def _try(self, write: Callable[[], None]) -> None:
+    def _try(self, write: Callable[[], Written]) -> None:
         try:
-            write()
+            written = write()
         except CheckpointError as error:
             self._num_failures += 1
             self._last_failure = str(error)
@@ -179,8 +196,9 @@ class Keeper:
             self.note(f"warning: {error} Training goes on; the next checkpoint is another attempt.")
         else:
             self._num_failures = 0
+            self.on_written(written)
 
-    def _write(self, checkpoint: Checkpoint, names: Sequence[str], what: str) -> None:
+    def _write(self, checkpoint: Checkpoint, names: Sequence[str], at: At) -> Written:
         for name in names:
             self._set_aside(name)
         save_checkpoint(self.folder / names[0], checkpoint)
@@ -188,7 +206,8 @@ class Keeper:
             _publish(self.folder / names[0], self.folder / name)
         self._written.update(names)
         self._remove_old()
-        self.note(f"saved {', '.join(names)} in {self.folder}{what}")
+        self.note(f"saved {', '.join(names)} in {self.folder} (epoch {at.epoch} @ {at.updates} updates)")
+        return Written(tuple(names), at)
 
     def names_due(self, *, epoch: int, updates: int, is_epoch_end: bool, is_best: bool) -> list[str]:
         config = self.config
@@ -289,6 +308,7 @@ def _publish(source: Path, name: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def _raise(error: Exception | None) -> None:
-    if error is not None:
-        raise error
+def _told(outcome: Exception | Written) -> Written:
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome

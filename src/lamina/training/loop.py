@@ -36,10 +36,12 @@ def update_seed(seed: int, updates: int) -> int:
 
 def train(run: Run) -> None:
     """Until a limit is reached, or a signal comes: an epoch of updates, then validation and a checkpoint."""
+    run.tell("start")
     with StopWish(run.reporter.note) as wish, run.saver.keeper:
         _train_until_done(run, wish)
     run.watch.check_end()
     run.reporter.note(f"training stopped: {run.rules.why_stop()}")
+    run.tell("end", reason=run.rules.why_stop())
     run.reporter.repeat_warnings()
 
 
@@ -53,20 +55,19 @@ def _train_until_done(run: Run, wish: StopWish) -> None:
         run.files.check()
         feed = run.feeds.train(progress.epoch)
         num_batches = len(feed.plan(progress.epoch))
-        run.reporter.begin_epoch(progress.epoch, num_batches, progress.batches_done)
+        run.reporter.begin_epoch(num_batches)
         shares = feed.shares(progress.epoch, progress.batches_done, run.feeds.update_freq(progress.epoch), run.ranks.rank,
                              run.ranks.size, has_fillers=run.updater.weights.needs_fillers)
         for _ in run_updates(run.updater, run.schedule, shares, progress, run.watch, run.config.seed, run.layer_drop):
             run.files.look()
+            run.saver.keeper.look()
             is_over = progress.batches_done >= num_batches or rules.why_stop()
             is_check_next = not is_over and checks.is_due()
             if not rules.why_stop() and heed(run, wish, is_check_next=is_check_next):
                 stop_for(run, wish, is_check_skipped=is_check_next)
             if is_check_next:
                 checks.check(progress.epoch, is_epoch_end=False)
-                is_over = rules.why_stop()
-            if is_over:
+            if is_over or rules.why_stop():
                 break
         run.watch.flush()
-        run.reporter.end_epoch()
         checks.close_epoch(is_cut_short=progress.batches_done < num_batches)

@@ -1,12 +1,12 @@
-"""What a run tells while it works: a live bar, plain lines, JSON lines, TensorBoard."""
+"""What a run shows while it works: a live bar, plain lines or JSON lines. All that it measures goes to its listeners too."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,7 +15,11 @@ from lamina import console
 from lamina.config.train_options import LogConfig, OptimizationConfig
 from lamina.distributed.ranks import Ranks
 from lamina.parts.figures import known_figures
-from lamina.training.scalars import Scalars
+from lamina.training.events import Callback, Listeners, Row
+from lamina.training.keeper import Written
+from lamina.training.live_bar import LiveBar, clock, in_notebook, open_bar
+from lamina.training.tracking import Tracking
+from lamina.training.train_log import TrainLog
 from lamina.training.validate import bits_per_token
 
 
@@ -70,30 +74,29 @@ def format_figure(name: str, value: Any) -> str:
 class Reporter:
     """Collects what updates did and shows it every interval; a summary of an epoch and of a validation at once."""
 
-    def __init__(self, config: LogConfig, ranks: Ranks, optimization: OptimizationConfig) -> None:
+    def __init__(self, config: LogConfig, ranks: Ranks, optimization: OptimizationConfig,
+                 callbacks: Sequence[Callback] = ()) -> None:
         self.config = config
         self.ranks = ranks
         self.optimization = optimization
         # Its figures are those of all ranks, so one tells them.
         self.format = _chosen_format(config) if ranks.is_first else "none"
+        self.listeners = Listeners(callbacks if ranks.is_first else ())
         self.interval = Interval(time.perf_counter())
-        self._scalars = Scalars(config.tensorboard_dir if ranks.is_first else None, self.note)
-        self._bar: Any = None
-        self._task: Any = None
+        self._latest: dict[str, Any] = {}  # of the last interval that is over
+        self._bar: LiveBar | None = None
+        self._trackers: Sequence[Tracking] = ()
         self._warnings: list[str] = []
 
-    def begin_epoch(self, epoch: int, num_batches: int, batches_done: int) -> None:
-        self.end_epoch()
-        if self.format == "rich":
-            self._bar = _new_bar()
-            self._task = self._bar.add_task(f"epoch {epoch:03d}", total=num_batches, completed=batches_done, figures="")
-            self._bar.start()
-        self.num_batches = num_batches
+    def listen(self, log: TrainLog, trackers: Sequence[Tracking]) -> None:
+        """In front of callbacks, which may read what they wrote."""
+        self.listeners.add(log, *trackers)
+        self._trackers = trackers
 
-    def end_epoch(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+    def begin_epoch(self, num_batches: int) -> None:
+        if self.format == "rich" and self._bar is None:
+            self._bar = open_bar()
+        self.num_batches = num_batches
 
     def updated(self, *, epoch: int, batches_done: int, updates: int, lr: float, loss: float, nll: float, grad_norm: float,
                 num_tokens: int, num_sentences: int, loss_scale: float | None) -> None:
@@ -104,23 +107,22 @@ class Reporter:
         interval.num_sentences += num_sentences
         interval.num_updates += 1
         interval.grad_norm += grad_norm
-        if self._bar is not None:
-            self._bar.update(self._task, completed=batches_done)
-        if updates % self.config.interval:
-            return
-        now = time.perf_counter()
-        figures: dict[str, Any] = {**interval.figures(now), "num_updates": updates, "lr": lr,
-                                   "mem_gib": gib_in_use(self.ranks.device)}
-        if loss_scale is not None:
-            figures["loss_scale"] = loss_scale
+        scale = {} if loss_scale is None else {"loss_scale": loss_scale}
+        self.listeners.tell("update", where="update", epoch=epoch, updates=updates, figures={
+            **bits_per_token(loss, nll, num_tokens), "num_tokens": num_tokens, "num_sentences": num_sentences,
+            "gnorm": grad_norm, "lr": lr, **scale})
         left = self._updates_left(epoch, batches_done, updates)
-        scalars = dict(figures)
-        if left is not None:
-            scalars["eta_s"] = left / figures["ups"]
-            figures["eta"] = str(timedelta(seconds=round(scalars["eta_s"])))
-        self.interval = Interval(now)
-        self._show_interval(epoch, batches_done, figures)
-        self._scalars.write("train", scalars, updates)
+        now = time.perf_counter()
+        if updates % self.config.interval == 0:
+            figures: dict[str, Any] = {**interval.figures(now), "num_updates": updates, "lr": lr,
+                                       "mem_gib": gib_in_use(self.ranks.device), **scale}
+            if left is not None:
+                figures["eta_s"] = left / figures["ups"]
+            self.interval, self._latest = Interval(now), figures
+            self._show_interval(epoch, batches_done, updates, figures)
+        if self._bar is not None:
+            # Until the first interval is over, what there is of it: nobody waits a minute to see whether training works.
+            self._show_in_bar(self._bar, epoch, batches_done, updates, left, self._latest or interval.figures(now))
 
     def _updates_left(self, epoch: int, batches_done: int, updates: int) -> float | None:
         """Until whichever limit comes first; None where there is none."""
@@ -131,29 +133,43 @@ class Reporter:
             limits.append(batches / (optimization.update_freq[-1] * self.ranks.size))
         return min(limits, default=None)
 
-    def _show_interval(self, epoch: int, batches_done: int, figures: dict[str, Any]) -> None:
-        shown = ", ".join(f"{name}={format_figure(name, value)}" for name, value in figures.items())
-        match self.format:
-            case "rich":
-                if self._bar is not None:
-                    self._bar.update(self._task, figures=" ".join(
-                        f"{name}={format_figure(name, figures[name])}" for name in ("loss", "ppl", "wps")))
-            case "simple":
-                print(f"| epoch {epoch:03d}: {batches_done:>6} / {self.num_batches} {shown}", flush=True)
-            case "json":
-                self._print_json({"epoch": epoch, "batch": batches_done, "num_batches": self.num_batches, **figures})
+    def _show_in_bar(self, bar: LiveBar, epoch: int, batches_done: int, updates: int, left: float | None,
+                     figures: dict[str, Any]) -> None:
+        """Updates to the end of the run; where no limit says when that is, batches to the end of the epoch."""
+        shown = " ".join(f"{name}={format_figure(name, figures[name])}" for name in ("loss", "ppl", "wps"))
+        if left is None:
+            bar.show(f"epoch {epoch:03d}", batches_done, self.num_batches, shown)
+        else:
+            bar.show(f"update (epoch {epoch:03d})", updates, round(updates + left), shown)
 
-    def summary(self, epoch: int, figures: dict[str, Any], updates: int, where: str = "train") -> None:
-        """The closing line of an epoch, or of a validation."""
-        self._scalars.write(where, figures, updates)
-        if self.format == "none":
-            return
+    def _show_interval(self, epoch: int, batches_done: int, updates: int, figures: dict[str, Any]) -> None:
+        row = self.listeners.tell("interval", where="train", epoch=epoch, updates=updates, figures={
+            "batch": batches_done, "num_batches": self.num_batches, **figures})
         if self.format == "json":
-            self._print_json({"epoch": epoch, "where": where, "num_updates": updates, **figures})
-            return
-        place = "" if where == "train" else f" | valid on '{where}' subset"
-        shown = " | ".join(f"{name} {format_figure(name, value)}" for name, value in figures.items())
-        print(f"| epoch {epoch:03d}{place} | {shown} | num_updates {updates}", flush=True)
+            self._print_json(row)
+        elif self.format == "simple":
+            shown = ", ".join(f"eta={clock(value)}" if name == "eta_s" else f"{name}={format_figure(name, value)}"
+                              for name, value in figures.items())
+            print(f"| epoch {epoch:03d}: {batches_done:>6} / {self.num_batches} {shown}", flush=True)
+
+    def epoch_done(self, epoch: int, figures: dict[str, Any], updates: int) -> None:
+        row = self.listeners.tell("epoch", where="epoch", epoch=epoch, updates=updates, figures=figures)
+        self._show_summary(row, figures, "")
+
+    def validated(self, split: str, epoch: int, figures: dict[str, Any], updates: int) -> None:
+        row = self.listeners.tell("validation", where=split, epoch=epoch, updates=updates, figures=figures)
+        self._show_summary(row, figures, f" | valid on '{split}' subset")
+
+    def _show_summary(self, row: Row, figures: dict[str, Any], place: str) -> None:
+        if self.format == "json":
+            self._print_json(row)
+        elif self.format != "none":
+            shown = " | ".join(f"{name} {format_figure(name, value)}" for name, value in figures.items())
+            print(f"| epoch {row['epoch']:03d}{place} | {shown} | num_updates {row['num_updates']}", flush=True)
+
+    def saved(self, written: Written) -> None:
+        self.listeners.tell("checkpoint", where="checkpoint", epoch=written.at.epoch, updates=written.at.updates,
+                            files=written.names)
 
     def note(self, text: str) -> None:
         if not self.ranks.is_first:
@@ -184,23 +200,19 @@ class Reporter:
         self.interval.started += seconds
 
     def close(self) -> None:
-        self.end_epoch()
-        self._scalars.close()
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        for tracker in self._trackers:
+            tracker.close()
+        self._trackers = ()
 
-    def _print_json(self, row: dict[str, Any]) -> None:
+    def _print_json(self, row: Row) -> None:
         print(json.dumps(row), flush=True)
 
 
 def _chosen_format(config: LogConfig) -> str:
     chosen = {"tqdm": "rich"}.get(config.format or "", config.format)
     if chosen is None:
-        chosen = "rich" if sys.stderr.isatty() else "simple"
+        chosen = "rich" if sys.stderr.isatty() or in_notebook() else "simple"
     return "simple" if chosen == "rich" and not config.has_bar else chosen
-
-
-def _new_bar() -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    return Progress(TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(), TimeRemainingColumn(),
-                    TextColumn("{task.fields[figures]}"), console=Console(stderr=True), transient=True)

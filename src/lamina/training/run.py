@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
 from lamina import console
 from lamina.checkpoint.marks import marks_of
-from lamina.config.train_options import TrainConfig
+from lamina.config.train_options import BY_BATCH, BY_SENTENCE, TrainConfig
 from lamina.data.file_guard import FileGuard
 from lamina.data.verify import verify_splits
 from lamina.distributed.ranks import ALONE, Ranks
@@ -18,12 +20,13 @@ from lamina.distributed.replicated import ReplicatedWeights
 from lamina.distributed.weights import FlatWeights
 from lamina.fields import flatten
 from lamina.nn.stack import stacks_of
-from lamina.parts.contracts import Beginning, Curve, Rates
+from lamina.parts.contracts import Beginning, Curve, Rates, TrackedRun, ValidatedCurve
 from lamina.tasks.base import Task
 from lamina.training.checks import Checks
 from lamina.training.compute_type import compute_type
 from lamina.training.distillation import criterion_of
 from lamina.training.divergence import DivergenceWatch
+from lamina.training.events import Callback
 from lamina.training.feeds import Feeds
 from lamina.training.freezing import freeze_
 from lamina.training.keeper import Keeper
@@ -38,12 +41,15 @@ from lamina.training.restore import (
     pruned_config,
     restore_training,
     restore_weights_,
+    run_of,
     run_to_be,
     starting_point,
 )
 from lamina.training.saver import Saver
 from lamina.training.settled import settled
 from lamina.training.stopping_rules import StoppingRules
+from lamina.training.tracking import Tracking, check_package
+from lamina.training.train_log import TrainLog
 from lamina.training.update import Updater
 from lamina.training.validator import Validator
 from lamina.traits import PAIRS
@@ -59,7 +65,7 @@ class Run:
     task: Task
     model: Any
     feeds: Feeds  # data
-    layer_drop: LayerDrop
+    layer_drop: LayerDrop | None  # where not each sentence draws for itself
     schedule: Curve
     updater: Updater  # one update of the weights
     progress: Progress
@@ -70,11 +76,25 @@ class Run:
     watch: DivergenceWatch
     files: FileGuard  # over the data's
     reporter: Reporter
+    log: TrainLog
+
+    def tell(self, kind: Literal["start", "end"], reason: str = "") -> None:
+        """Those who listen, that the run begins or is over."""
+        self.reporter.listeners.tell(kind, where=kind, epoch=self.progress.epoch, updates=self.progress.updates, reason=reason)
 
 
-def open_run(config: TrainConfig, ranks: Ranks = ALONE) -> Run:
+def _layer_drop(config: TrainConfig) -> LayerDrop | None:
+    draws = config.optimization.layer_drop_draws
+    if draws == BY_SENTENCE or not any(map(any, config.model.layer_drop_rates)):
+        return None
+    return LayerDrop(config.model, config.seed, is_by_batch=draws == BY_BATCH)
+
+
+def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Callback] = ()) -> Run:
     """From the configuration and, where there is one, the checkpoint to resume from or to begin with."""
-    reporter = Reporter(config.log, ranks, config.optimization)
+    reporter = Reporter(config.log, ranks, config.optimization, callbacks)
+    for tracker in config.log.chosen_trackers:
+        check_package(tracker)  # on all ranks: an error that all have is told once
     dtype = compute_type(config.precision, ranks.device, reporter.note)
     if advice := config.model.surface.advice():
         reporter.note(advice)
@@ -92,21 +112,22 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE) -> Run:
     progress = Progress()
     if start is not None and start.is_resumed:
         progress = restore_training(start, updater, config, reporter.note)
+    if isinstance(schedule, ValidatedCurve):
+        schedule.state = progress.schedule  # which every checkpoint holds
     check_same_start(progress, ranks)
     find_place_(progress, feeds, reporter.note)
     watch = DivergenceWatch(progress, config.precision, updater.weights.names, ranks.device, dtype, reporter)
     _open_validation(config, task, feeds, progress, reporter)
-    if ranks.is_first:
-        keeper.open()
+    log = _open_log(config, start, progress, keeper, model, ranks, reporter)
     rules = StoppingRules(config, schedule, progress)
     validator = Validator(config, task, model, updater.weights, feeds, progress, ranks, reporter)
     saver = Saver(config, task, updater, feeds, progress, keeper, watch, ranks, reporter,
                   {} if start is None else marks_of(start.checkpoint))
     return Run(config=config, ranks=ranks, dtype=dtype, task=task, model=model, feeds=feeds,
-               layer_drop=LayerDrop(config.model, config.seed, is_by_batch=config.optimization.layer_drop_draws == "batch"),
+               layer_drop=_layer_drop(config),
                schedule=schedule, updater=updater, progress=progress, rules=rules, validator=validator, saver=saver,
                checks=Checks(config, progress, schedule, rules, validator, saver, reporter), watch=watch,
-               files=FileGuard(task.folders, (config.data.train_subset, *task.valid_splits)), reporter=reporter)
+               files=FileGuard(task.folders, (config.data.train_subset, *task.valid_splits)), reporter=reporter, log=log)
 
 
 def _is_packed(config: TrainConfig, dtype: torch.dtype, device: torch.device) -> bool:
@@ -170,6 +191,22 @@ def _weights(config: TrainConfig, model: Any, dtype: torch.dtype, ranks: Ranks, 
 
         return ShardedWeights(model, dtype, ranks)
     return ReplicatedWeights(model, dtype, ranks, options.bucket_cap_mb * 2**20 // 4)
+
+
+def _open_log(config: TrainConfig, start: StartingPoint | None, progress: Progress, keeper: Keeper, model: Any, ranks: Ranks,
+              reporter: Reporter) -> TrainLog:
+    """What listens to the run, and the folder that it is saved in: on the first rank."""
+    log = TrainLog(keeper.folder if config.saving.is_on else None, reporter.note)
+    if ranks.is_first:
+        keeper.open()
+        keeper.on_written = reporter.saved
+        reporter.listeners.model = model
+        log.begin(progress.updates, is_same_run=start is not None and run_of(start.checkpoint) == keeper.run,
+                  is_validation_due=progress.is_check_pending)
+        run = TrackedRun(id=keeper.run, name=keeper.folder.resolve().name, folder=keeper.folder, here=Path.cwd(),
+                         updates=progress.updates, options=flatten(config), note=reporter.note)
+        reporter.listen(log, [Tracking(tracker, run) for tracker in config.log.chosen_trackers])
+    return log
 
 
 def _open_validation(config: TrainConfig, task: Task, feeds: Feeds, progress: Progress, reporter: Reporter) -> None:

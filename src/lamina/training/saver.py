@@ -15,7 +15,7 @@ from lamina.tasks.base import Task
 from lamina.text.subword import subword_to_dict
 from lamina.training.divergence import DivergenceWatch
 from lamina.training.feeds import Feeds
-from lamina.training.keeper import LAST_NAME, Keeper
+from lamina.training.keeper import LAST_NAME, At, Keeper
 from lamina.training.progress import Progress, Stopwatch
 from lamina.training.report import Reporter
 from lamina.training.restore import optimizer_state
@@ -52,7 +52,7 @@ class Saver:
             return
         checkpoint = self.checkpoint(metrics)
         if self.ranks.is_first:
-            self.keeper.save(checkpoint, names, f" (epoch {epoch} @ {self.progress.updates} updates)")
+            self.keeper.save(checkpoint, names, At(epoch, self.progress.updates))
 
     def save_last(self, *, is_check_pending: bool) -> None:
         """checkpoint_last.pt alone, of any moment between two updates."""

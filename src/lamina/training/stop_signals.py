@@ -12,11 +12,14 @@ from lamina.training.run import Run
 
 
 def heed(run: Run, wish: StopWish, *, is_check_next: bool = False) -> bool:
-    """Whether any rank heard a signal to stop; one to save is granted here.
+    """Whether any rank heard a signal to stop; one to save is granted here, and a callback's wish to stop is handed on.
 
     Ranks hear signals at different moments, and must stop or save after the same update.
     """
-    stops, saves = run.ranks.sum(int(wish.signal is not None), int(wish.take_save()))
+    asked = run.reporter.listeners.stop_wish
+    stops, saves, asks = run.ranks.sum(int(wish.signal is not None), int(wish.take_save()), int(bool(asked)))
+    if asks:
+        run.rules.asked = asked or "a callback"
     if saves and not stops:
         run.saver.save_now(is_check_next=is_check_next)
     return stops > 0
@@ -28,7 +31,6 @@ def stop_for(run: Run, wish: StopWish, *, is_check_skipped: bool = False) -> NoR
     Not even a validation comes first: whoever takes a machine away waits for half a minute.
     """
     run.watch.flush()
-    run.reporter.end_epoch()
     is_saved = run.config.saving.is_on
     if is_saved:
         run.saver.save_last(is_check_pending=is_check_skipped)
@@ -36,6 +38,7 @@ def stop_for(run: Run, wish: StopWish, *, is_check_skipped: bool = False) -> NoR
     keeper.finish()
     run.ranks.sum(0)  # launchers end all ranks when one is gone: nobody leaves before the state is on disk
     number = wish.signal or signal.SIGTERM
+    run.tell("end", reason=f"stopped by {number.name}")
     if not run.ranks.is_first:
         raise AlreadyToldError(128 + number)
     saved = f"{keeper.folder / LAST_NAME} is saved, and the same command goes on from there"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lamina.config.train_options import TrainConfig
+from lamina.distributed.ranks import Ranks
 from lamina.parts.contracts import Curve
 from lamina.training.progress import Progress
 
@@ -12,10 +13,13 @@ class StoppingRules:
         self.config = config
         self.schedule = schedule
         self.progress = progress
+        self.asked = ""  # by a callback, once all ranks know
 
     def why_stop(self) -> str:
         """The reason to stop before the next update, or nothing."""
         optimization, progress = self.config.optimization, self.progress
+        if self.asked:
+            return f"{self.asked} asked for it"
         if reason := self.config.model.init.why_stop():
             return reason
         if optimization.max_epoch and progress.epoch > optimization.max_epoch:
@@ -28,6 +32,12 @@ class StoppingRules:
         if patience > 0 and progress.stale_validations >= patience:
             return f"no improvement in {patience} validations (--patience)"
         return ""
+
+    def hear(self, wish: str, ranks: Ranks) -> None:
+        """A wish of a callback, which only the first rank knows of; all call this together."""
+        (wishes,) = ranks.sum(int(bool(wish)))
+        if wishes:
+            self.asked = wish or "a callback"
 
     def _is_rate_at_floor(self) -> bool:
         """Only a rate that falls counts: warm-up begins below every floor."""

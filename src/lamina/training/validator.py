@@ -42,7 +42,7 @@ class Validator:
                 best, metric = self.progress.best, figures[validation.best_metric]
                 best = metric if best is None else (max if validation.prefers_larger else min)(best, metric)
                 shown = {**figures, f"best_{validation.best_metric}": best}
-            self.reporter.summary(epoch, shown, self.progress.updates, where=split)
+            self.reporter.validated(split, epoch, shown, self.progress.updates)
         return first
 
     def take_score(self, figures: dict[str, float], *, is_doubtful: bool) -> bool:
