@@ -1,98 +1,150 @@
-"""How much time an update takes with LayerDrop, as a share of the time without: one deep model, all rates in turns.
+"""What LayerDrop costs and saves: time per update and peak memory over those without it, in one run.
 
-    python benchmarks/layerdrop.py
-    python benchmarks/layerdrop.py --width 512 --max-tokens 8192 --vocabulary 32768 --precision bf16 --updates 40     # on a GPU
+    python benchmarks/layerdrop.py                                             # 18L-18L on a GPU, 12L-12L on a CPU
+    OMP_NUM_THREADS=1 python benchmarks/layerdrop.py --device cpu
+    python benchmarks/layerdrop.py --max-tokens 4096 --rates 0,0.2 -- --layerdrop-draws batch
+
+Runs of `lamina train` in one process, one for each rate, take turns of some updates each, so that what else the machine does
+hits all alike; reading and drawing batches counts. Peak memory is that of a run's first updates, above what was there before.
+Flags after -- go to all runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from steps import as_training_takes_it, made_up_batch
+from made_up import write_folder
 from table import machine, show
 
-from lamina.api import DTYPES
-from lamina.config.model import DropoutConfig, EmbeddingConfig, ModelConfig, StackConfig
-from lamina.config.train_options import OptimizationConfig, PrecisionConfig
-from lamina.data.batching import AnyBatch
-from lamina.models.build import build_model
-from lamina.training.layer_drop import LayerDrop
-from lamina.training.update import Updater
+from lamina.config.parser import parse, resolve
+from lamina.config.train_options import TrainConfig
+from lamina.data.feed import Share
+from lamina.threads import settle_threads
+from lamina.training.loop import run_updates
+from lamina.training.run import open_run
 
-SENTENCE_LENGTH = 32
-WARM_UP = 3  # at each rate: on a GPU, layers are recorded when a shape comes again
-
-
-def model_config(layers: int, width: int, rate: float) -> ModelConfig:
-    """Pre-LN, feed-forward of four times the width, dropout as usual."""
-    stack = StackConfig(num_layers=layers, model_dim=width, ffn_dim=4 * width, num_heads=max(1, width // 64), is_pre_norm=True,
-                        layer_drop_p=rate)
-    return ModelConfig(encoder=stack, decoder=stack, dropout=DropoutConfig(dropout_p=0.1),
-                       embedding=EmbeddingConfig(share_all=True))
+# Layers, width, batches and vocabulary where nothing else is asked for.
+DEFAULTS = {"cuda": {"layers": 18, "width": 512, "max_tokens": "16384,4096", "vocabulary": 10_000, "rounds": 6, "turn": 10},
+            "cpu": {"layers": 12, "width": 256, "max_tokens": "1024", "vocabulary": 4_096, "rounds": 8, "turn": 2}}
+WARM_UP = 6  # updates: on a GPU they are captured by then
+FLAGS = ("--arch transformer --share-all-embeddings --encoder-normalize-before --decoder-normalize-before --dropout 0.1 "
+         "--criterion label_smoothed_cross_entropy --label-smoothing 0.1 --lr 1e-5 --clip-norm 1.0 --log-format none "
+         "--no-save --disable-validation").split()
 
 
-def timed_update(updater: Updater, batch: AnyBatch, number: int, drop: LayerDrop) -> tuple[float, float]:
-    """Seconds, and the share of layers that ran."""
-    device, runs = updater.weights.master.device, drop.draw(number)
-    ran = [True if layers is None else layer for layers, rates in zip(runs, drop.rates, strict=True)
-           for layer in (layers or [True] * len(rates))]
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    started = time.perf_counter()
-    updater.update([batch], 1e-4, number, [runs])
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - started, sum(ran) / len(ran)
+class Case:
+    """A run at one rate, and what it took."""
+
+    def __init__(self, data: str, rate: float, flags: list[str]) -> None:
+        self.rate, self.seconds = rate, []  # of each turn
+        before = _memory_in_use()
+        drop = ["--encoder-layerdrop", str(rate), "--decoder-layerdrop", str(rate)] if rate else []
+        given, _ = parse("lamina train", TrainConfig, "", [data, "-s", "de", "-t", "en", *FLAGS, *drop, *flags])
+        self.run = open_run(resolve(TrainConfig, given))
+        self._updates = self._train()
+        started = time.perf_counter()
+        for _ in range(WARM_UP):
+            next(self._updates)
+        self.warm_up = _waited(started)
+        self.peak = 0.0 if not torch.cuda.is_available() else (torch.cuda.max_memory_allocated() - before) / 2**30
+
+    def _shares(self) -> Iterator[Share]:
+        progress = self.run.progress
+        while True:
+            yield from self.run.feeds.train(progress.epoch).shares(progress.epoch, 0, 1)
+            progress.begin_epoch(progress.epoch + 1)
+
+    def _train(self) -> Iterator[None]:
+        run = self.run
+        yield from run_updates(run.updater, run.schedule, self._shares(), run.progress, run.watch, run.config.seed,
+                               run.layer_drop)
+
+    def take_turn(self, number: int) -> None:
+        started = time.perf_counter()
+        for _ in range(number):
+            next(self._updates)
+        self.seconds.append(_waited(started) / number)
+
+
+def _memory_in_use() -> int:
+    if not torch.cuda.is_available():
+        return 0
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def _waited(started: float) -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def measure(data: str, options: argparse.Namespace, max_tokens: int) -> list[dict[str, Any]]:
+    flags = [f"--{side}-{name}={value}" for side in ("encoder", "decoder") for name, value in (
+        ("layers", options.layers), ("embed-dim", options.width), ("ffn-embed-dim", 4 * options.width),
+        ("attention-heads", max(1, options.width // 64)))]
+    flags += ["--max-tokens", str(max_tokens), *(["--cpu"] if options.device == "cpu" else []), *options.extra]
+    cases = [Case(data, rate, flags) for rate in options.rates]
+    for _ in range(options.rounds):
+        for case in cases:
+            case.take_turn(options.turn)
+    rows: list[dict[str, Any]] = []
+    first = cases[0]
+    for case in cases:
+        # Of turns that stand next to each other: what slows both leaves their ratio alone.
+        ratio = statistics.median(own / other for own, other in zip(case.seconds, first.seconds, strict=True))
+        rows.append({"max-tokens": max_tokens, "layerdrop": case.rate, "ms/update": 1000 * statistics.median(case.seconds),
+                     "ratio": ratio, **({"peak GiB": case.peak} if options.device == "cuda" else {}),
+                     "warm-up s": case.warm_up})
+    return rows
 
 
 def main() -> None:
+    is_cuda = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=12, help="layers of the encoder, and of the decoder (default: 12)")
-    parser.add_argument("--width", type=int, default=256, help="width of the model (default: 256)")
-    parser.add_argument("--vocabulary", type=int, default=4096, help="symbols (default: 4096)")
-    parser.add_argument("--max-tokens", type=int, default=1024, help="target tokens of an update (default: 1024)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if is_cuda else "cpu",
+                        help="(default: cuda where there is a GPU)")
+    for name, text in (("layers", "layers of the encoder, and of the decoder"), ("width", "width of the model"),
+                       ("vocabulary", "symbols of the made-up data"), ("rounds", "turns of each run; the median counts"),
+                       ("turn", "updates of a turn")):
+        values = "/".join(str(own[name]) for own in DEFAULTS.values())
+        parser.add_argument(f"--{name}", type=int, help=f"{text} (default: {values} on a GPU/CPU)")
+    parser.add_argument("--max-tokens", help="tokens of an update on each side, by comma (default: 16384,4096/1024)")
     parser.add_argument("--rates", default="0,0.2,0.5", help="LayerDrop rates, by comma; the first is the measure (default: "
                                                              "0,0.2,0.5)")
-    parser.add_argument("--updates", type=int, default=30, help="updates at each rate, after 3 that warm up; a few draw more "
-                                                               "or fewer layers than the rate says (default: 30)")
-    parser.add_argument("--precision", default="fp32", choices=DTYPES, help="(default: fp32)")
-    parser.add_argument("--cpu", action="store_true", help="stay on the processor even where there is a GPU")
+    parser.add_argument("--pairs", type=int, default=29_000, help="sentence pairs of the made-up data (default: 29000)")
     parser.add_argument("--json", metavar="FILE", help="write the rows there too")
+    parser.add_argument("extra", nargs="*", help="further options for train, after --")
     options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
-    torch.manual_seed(1)
-    config = model_config(options.layers, options.width, 0.0)
-    model = build_model(config, options.vocabulary, options.vocabulary).to(device)
-    updater = Updater(model, OptimizationConfig(), PrecisionConfig(fp16=options.precision == "fp16"), DTYPES[options.precision])
-    padded = made_up_batch(options.vocabulary, options.max_tokens, device, SENTENCE_LENGTH)
-    batch = as_training_takes_it(padded, options.precision)
-    rates = [float(rate) for rate in options.rates.split(",")]
-    drops = {rate: LayerDrop(model_config(options.layers, options.width, rate), seed=1) for rate in rates}
-    for number in range(WARM_UP):
-        for drop in drops.values():
-            updater.update([batch], 1e-4, number, [drop.draw(number)])
-    measured: dict[float, list[tuple[float, float]]] = {rate: [] for rate in rates}
-    for number in range(options.updates):
-        # In turns, so that what else the machine does hits all rates alike.
-        for rate, drop in drops.items():
-            measured[rate].append(timed_update(updater, batch, number, drop))
+    if options.device == "cuda" and not is_cuda:
+        parser.error("--device cuda: there is no GPU")
+    for name, value in DEFAULTS[options.device].items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    options.rates = [float(rate) for rate in options.rates.split(",")]
+    settle_threads()
     rows: list[dict[str, Any]] = []
-    for rate, results in measured.items():
-        seconds, share = (statistics.mean(column) for column in zip(*results, strict=True))
-        rows.append({"layerdrop": rate, "layers run": share, "ms/update": 1000 * seconds})
-    rows = [row | {"ratio": row["ms/update"] / rows[0]["ms/update"]} for row in rows]
+    with tempfile.TemporaryDirectory() as temporary:
+        data = str(write_folder(Path(temporary) / "data", options.pairs, options.vocabulary))
+        for max_tokens in options.max_tokens.split(","):
+            rows += measure(data, options, int(max_tokens))
     print(machine())
     print(f"{options.layers}L-{options.layers}L, width {options.width}, feed-forward {4 * options.width}, vocabulary "
-          f"{options.vocabulary}, {batch.num_target_tokens} target tokens an update, {options.precision}, "
-          f"{options.updates} updates")
+          f"{options.vocabulary}, {options.rounds} turns of {options.turn} updates {' '.join(options.extra)}")
     show(rows, options.json)
 
 

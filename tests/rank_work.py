@@ -22,11 +22,13 @@ from lamina.config.model import ModelConfig
 from lamina.config.ranks_options import RanksConfig
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.data.labelled_sentences import SentenceBatch
+from lamina.data.layer_subsets import LayerSubsets
 from lamina.distributed.launch import joined
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.replicated import ReplicatedWeights
 from lamina.distributed.sharded import ShardedWeights
 from lamina.distributed.weights import FlatWeights
+from lamina.nn.stack import ALL_LAYERS
 from lamina.parts.contracts import Beginning, Criterion
 from lamina.parts.criteria import LabelSmoothedCrossEntropy, SentenceLoss
 from lamina.parts.muon import Muon
@@ -44,7 +46,7 @@ from tiny import FUSIONS, batch_of, tiny_config, tiny_masked_model, tiny_model
 TOTALS = (8, 5, 1, 3)
 # So small that a tiny model has several buckets, and some parameters have one of their own.
 BUCKET_SIZE = 1500
-PRELOAD = ["lamina.training.run", "lamina.distributed.sharded", "lamina.commands.generate"]
+PRELOAD = ["lamina.training.run", "lamina.distributed.sharded", "lamina.api.translated_split"]
 
 
 def with_layer_drop(config: ModelConfig, p: float) -> ModelConfig:
@@ -68,6 +70,11 @@ def sentence_batch(place: int) -> Any:
     return SentenceBatch(tokens, torch.arange(len(tokens)) % 3, tuple(range(len(tokens))))
 
 
+def drawn_batch(place: int) -> Any:
+    """With the sentences that run each layer."""
+    return LayerSubsets(((0.5,) * 4, (0.5,) * 4), seed=3).given_to(batch(place), 1, place, is_static=False, capacities={})
+
+
 def partly_frozen(config: ModelConfig) -> Any:
     model = tiny_model(config)
     freeze_(model, ("source_embedding", "encoder.layers.[01].*", "*.ffn.fc1.*"), lambda note: None)
@@ -88,6 +95,7 @@ CASES = {
     "admin": Case(tiny_config(dropout_p=0.2, init=Admin())),
     "layerdrop": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5)),
     "layerdrop by batch": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5), draws_by_batch=True),
+    "layerdrop by sentence": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5), batch=drawn_batch),
     "frozen": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5), lambda config: partly_frozen(config)),
     # Some weights, those of the head for gaps, take no part.
     "sentences": Case(ModelConfig(), lambda _: tiny_masked_model(num_classes=3), sentence_batch, SentenceLoss()),
@@ -110,11 +118,12 @@ def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dt
     optimization = OptimizationConfig(criterion=case.criterion, optimizer=Nag(), clip_norm=1.0)
     updater = Updater(model, optimization, PrecisionConfig(), dtype, ranks, new_weights(model, dtype, ranks))
     layer_drop = LayerDrop(config, seed=3, is_by_batch=case.draws_by_batch)
+    is_by_sentence = case.batch is drawn_batch
     if max_rows is not None:
         update_module.batch_loss = partial(_short_of_memory, max_rows)
     numbers, counts, masks = [], [], []
     for update, total in enumerate(TOTALS):
-        draws = layer_drop.draws(update, total)
+        draws = [ALL_LAYERS] if is_by_sentence else layer_drop.draws(update, total)
         own = list(range(ranks.rank, total, ranks.size))
         if updater.weights.needs_fillers and len(own) < -(-total // ranks.size):
             own.append(total + ranks.size)

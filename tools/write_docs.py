@@ -100,8 +100,8 @@ Training:
 - **`--encoder-layers-to-keep 3`** keeps three layers, evenly spaced, where fairseq keeps layer 3: write `3,` for that.
   Pruning one side leaves the other whole, and what a pruned model saves loads with and without the list
   ([LayerDrop](layerdrop.md#prune-on-demand)).
-- **LayerDrop** leaves out the same layers in all batches of an update (`--update-freq`). fairseq draws anew for each batch, as
-  `--layerdrop-draws batch` does ([LayerDrop](layerdrop.md#several-draws-an-update)).
+- **LayerDrop** draws for each sentence which layers it leaves out. fairseq draws for each batch, as `--layerdrop-draws batch`
+  does ([LayerDrop](layerdrop.md#who-leaves-out-a-layer)).
 - **`--num-workers`** counts threads; 0 prepares batches in the main thread.
 - **Admin** (`--init-type`, of Transformer-Clinic) runs in one command: `admin` profiles, then trains. Its two steps run as they
   are. `profile.ratio.init` lies in `--save-dir`, and as in the fork in the current folder, so that all seeds of a loop share

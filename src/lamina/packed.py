@@ -34,3 +34,20 @@ class Packed(NamedTuple):
 
 
 Rows = Tensor | Packed  # padded: (B, T)
+
+
+class Places(NamedTuple):
+    """Where some sentences of a batch lie, in the whole of it and by themselves: one side's. Padded rows count as places."""
+
+    taken: Tensor  # (P,), int32: where in the whole each place of the subset is; N where the subset has a pad
+    back: Tensor  # (N,), int32: where in the subset each place of the whole is; P where it is left out
+    sentences: Tensor | None = None  # of packed rows, as in Packed
+    bounds: Tensor | None = None  # likewise
+    longest: int = 0
+
+
+class Subset(NamedTuple):
+    """The sentences of a batch that run a layer (LayerDrop)."""
+
+    own: Places
+    memory: Places  # of what cross-attention reads

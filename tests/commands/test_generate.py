@@ -214,7 +214,7 @@ def test_lines_from_a_pipe(trained, capsys, monkeypatch):
     assert [line.split("-")[0] for line in lines] == ["S", "H", "D", "P"]
 
 
-def test_interactive_and_generate_count_the_same_tokens(trained, capsys, monkeypatch):
+def test_interactive_and_generate_count_the_same_tokens(trained, capsys, monkeypatch, tmp_path):
     data, path = trained
     assert main(["generate", data, "--path", path, "--gen-subset", "valid", "--cpu"]) == 0
     captured = capsys.readouterr()
@@ -222,7 +222,11 @@ def test_interactive_and_generate_count_the_same_tokens(trained, capsys, monkeyp
     lines = captured.out.splitlines()
     assert int(count) == sum(len(cells[0].split()) for cells in rows(lines, "P").values())  # </s> has a score too
     sources = [cells[0] for cells in rows(lines, "S").values()]
-    found = interactive(monkeypatch, capsys, trained, "\n".join(sources) + "\n")
+    found = interactive(monkeypatch, capsys, trained, "\n".join(sources) + "\n", "--json", str(tmp_path / "speed.json"))
+    written = json.loads((tmp_path / "speed.json").read_text())
+    assert written["sentences"] == len(sources)
+    assert f"({written['sentences'] / written['seconds']:.2f} sentences/s" in found.err
+    assert f"translated {len(sources)} lines ({written['tokens']} tokens)" in found.err
     assert f"translated 6 lines ({count} tokens)" in found.err
 
 
@@ -310,7 +314,7 @@ def test_rescoring_agrees_with_generate(trained, capsys, tmp_path):
     (tmp_path / "src").write_text("\n".join(cells[0] for cells in rows(lines, "S").values()) + "\n")
     (tmp_path / "hyp").write_text("\n".join(cells[1] for cells in rows(lines, "D").values()) + "\n")
     assert main(["rescore", "--path", trained[1], "--source", str(tmp_path / "src"), "--target", str(tmp_path / "hyp"),
-                 "--cpu"]) == 0
+                 "--cpu", "--json", str(tmp_path / "scored.json")]) == 0
     scored = capsys.readouterr().out.splitlines()
     for number, (mean, total) in rows(scored, "H").items():
         assert float(mean) == pytest.approx(float(rows(lines, "H")[number][0]), abs=1e-4)
@@ -319,6 +323,9 @@ def test_rescoring_agrees_with_generate(trained, capsys, tmp_path):
     bits, ppl = re.fullmatch(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", scored[-1]).groups()
     assert float(ppl) == pytest.approx(2 ** float(bits), rel=1e-2)
     assert math.isfinite(float(bits))
+    written = json.loads((tmp_path / "scored.json").read_text())
+    assert written["figures"] == pytest.approx({"loss": float(bits), "ppl": float(ppl)}, rel=1e-2)
+    assert (written["sentences"], written["skipped"]) == (6, 0)
 
 
 def test_rescoring_needs_aligned_files(trained, capsys, tmp_path):

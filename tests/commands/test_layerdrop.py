@@ -4,12 +4,13 @@ import io
 import re
 import shutil
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 import lamina
-from lamina.checkpoint.format import load_checkpoint
+from lamina.checkpoint.format import load_checkpoint, save_checkpoint
 from lamina.cli import main
 from tiny import TINY_FLAGS, make_data
 
@@ -63,9 +64,10 @@ def test_batches_of_an_update_may_draw_their_own_layers(trained, tmp_path, capsy
     assert train(data, tmp_path / "whole", *by_batch, "--max-update", "4") == 0
     assert train(data, tmp_path / "parts", *by_batch, "--max-update", "2") == 0
     assert train(data, tmp_path / "parts", *by_batch, "--max-update", "4") == 0
-    assert "LayerDrop draws once" not in capsys.readouterr().out
-    assert train(data, tmp_path / "same", *flags, "--max-update", "4") == 0
-    assert "LayerDrop draws once for the 2 batches of an update; --layerdrop-draws batch" in capsys.readouterr().out
+    advice = "LayerDrop draws layers once for {}; --layerdrop-draws sentence learns better and is faster"
+    assert advice.format("each batch") in capsys.readouterr().out
+    assert train(data, tmp_path / "same", *flags, "--layerdrop-draws", "update", "--max-update", "4") == 0
+    assert advice.format("the 2 batches of an update") in capsys.readouterr().out
     one, other, same = (load_checkpoint(tmp_path / name / "checkpoint_last.pt").weights for name in ("whole", "parts", "same"))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert not all(torch.equal(one[name], same[name]) for name in one)
@@ -74,6 +76,42 @@ def test_batches_of_an_update_may_draw_their_own_layers(trained, tmp_path, capsy
                            ([*by_batch, "--fsdp"], "leave one of them out")):
         assert train(data, tmp_path / "wrong", *wrong) == 2
         assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_resumed_run_keeps_its_draws(trained, tmp_path, capsys):
+    """Also one of a time before --layerdrop-draws, or before sentences drew for themselves."""
+    data, _ = trained
+    flags = ["--encoder-layerdrop", "0.5", "--batch-size", "4", "--lr", "0.01", "--max-update"]
+
+    def draws(folder, *more):
+        assert train(data, tmp_path / folder, *flags, *more) == 0
+        assert "LayerDrop draws layers once" not in capsys.readouterr().out or more[-1] != "sentence"
+        return load_checkpoint(tmp_path / folder / "checkpoint_last.pt").config["layerdrop-draws"]
+
+    assert draws("new", "2") == "sentence"
+    assert draws("old", "2", "--layerdrop-draws", "update") == "update"
+    path = tmp_path / "old" / "checkpoint_last.pt"
+    state = load_checkpoint(path)
+    for stored, expected in (("update", "update"), (None, "update"), ("batch", "batch")):
+        config = {name: value for name, value in state.config.items() if name != "layerdrop-draws"}
+        save_checkpoint(path, replace(state, config=config | ({} if stored is None else {"layerdrop-draws": stored})))
+        assert draws("old", "4") == expected
+    assert draws("old", "6", "--layerdrop-draws", "sentence") == "sentence"
+    # What a run without LayerDrop noted has had no effect.
+    save_checkpoint(path, replace(state, config=state.config | {"layerdrop-draws": "update", "encoder-layerdrop": 0.0}))
+    assert draws("old", "4") == "sentence"
+    # Another run that begins with its weights is a new one.
+    assert draws("tuned", "2", "--finetune-from-model", str(path)) == "sentence"
+
+
+@pytest.mark.parametrize("order", ["mixed", "length"])
+def test_recomputed_layers_draw_the_same(trained, tmp_path, order):
+    data, _ = trained
+    flags = [*DROP, "--batch-order", order, "--dropout", "0.1", "--max-update", "4"]
+    for name, more in (("plain", []), ("recomputed", ["--checkpoint-activations"])):
+        assert train(data, tmp_path / name, *flags, *more) == 0
+    one, other = (load_checkpoint(tmp_path / name / "checkpoint_last.pt").weights for name in ("plain", "recomputed"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_generate_with_fewer_layers(trained, capsys):

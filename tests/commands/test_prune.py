@@ -78,14 +78,17 @@ def test_named_layers(trained, tmp_path, capsys):
 def test_search_finds_layers_that_do_nothing(trained, tmp_path, capsys, width):
     data, path = trained
     lines = prune(capsys, path, data, "--search", "--encoder-layers", 2, "--decoder-layers", 2, "--beam-width", width,
-                  "--gen-subset", "train",
-                  "--output", tmp_path / "small.pt", "--cpu")
+                  "--gen-subset", "train", "--output", tmp_path / "small.pt", "--cpu", "--json", tmp_path / "found.json")
     assert "| encoder layers 1,3 of 4" in lines
     assert "| decoder layers 0,3 of 4" in lines
     values = {line[2:].split("  ")[0].strip(): float(line.split()[-1 if "kept" not in line else -3]) for line in lines
               if line.startswith(("| all layers", "| searched", "| evenly"))}
     assert values["searched"] == pytest.approx(values["all layers"], abs=1e-3)
     assert values["searched"] < values["evenly spaced"]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert {row["choice"]: round(row["value"], 3) for row in found["choices"]}.items() >= values.items()
+    assert found["kept"]["layers"] == next(row["layers"] for row in found["choices"] if row["choice"] == "searched")
+    assert found["figures"] == {"loss": found["kept"]["value"]}
     assert depths(tmp_path / "small.pt") == (2, 2)
 
 
@@ -133,7 +136,8 @@ def test_a_search_that_was_stopped_goes_on(trained, tmp_path, capsys, monkeypatc
 
 def test_curve(trained, tmp_path, capsys):
     data, path = trained
-    lines = prune(capsys, path, data, "--curve", "decoder", "--gen-subset", "train", "--output", tmp_path / "small.pt", "--cpu")
+    lines = prune(capsys, path, data, "--curve", "decoder", "--gen-subset", "train", "--output", tmp_path / "small.pt", "--cpu",
+                  "--json", tmp_path / "curve.json")
     assert lines[-2:] == [f"| wrote {tmp_path / 'small.curve.png'}", f"| wrote {tmp_path / 'small.curve.csv'}"]
     assert (tmp_path / "small.curve.png").read_bytes()[:4] == b"\x89PNG"
     assert not (tmp_path / "small.pt").exists()
@@ -148,6 +152,9 @@ def test_curve(trained, tmp_path, capsys):
     assert half["evenly spaced"]["decoder_layers"] == "0 2"
     assert float(half["searched"]["loss"]) == min(float(row["loss"]) for row in half.values())
     assert all(float(row["tokens_per_second"]) > 0 for row in rows)
+    curve = json.loads((tmp_path / "curve.json").read_text())["curve"]
+    assert [row["choice"] for row in curve] == [row["choice"] for row in rows]
+    assert [row["value"] for row in curve] == pytest.approx([float(row["loss"]) for row in rows], abs=1e-4)
 
 
 @pytest.mark.parametrize(("words", "message"), [

@@ -191,7 +191,7 @@ def test_nothing_fits(corpus):
 
 
 def test_an_error_while_preparing_reaches_the_reader(corpus, monkeypatch):
-    def fail(self, indices, epoch):
+    def fail(self, indices, epoch, number):
         raise DataError("broken")
 
     monkeypatch.setattr(Feed, "_load", fail)

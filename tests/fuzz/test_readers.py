@@ -41,9 +41,9 @@ from lamina.models.build import build_model
 from lamina.parts.residuals import Adaptive
 from lamina.recipes.dataset import read_dataset
 from lamina.recipes.plan import Places, plan_data
-from lamina.recipes.printed_figures import comparison_figures, score_figures
 from lamina.recipes.recipe_file import read_recipe
 from lamina.recipes.results import read_rows
+from lamina.recipes.run_figures import comparison_figures, score_figures
 from lamina.recipes.runner import Wishes, plan_all
 from lamina.recipes.sources import read_place
 from lamina.text.subword import Whitespace, learn_subword, load_subwords, subword_from_dict, subword_to_dict

@@ -1,13 +1,21 @@
 """LayerDrop and pruning on a GPU, from training over a search to translating with fewer layers."""
 
+import numpy as np
 import pytest
 import torch
 
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
+from lamina.config.train_options import OptimizationConfig, PrecisionConfig
+from lamina.data.layer_subsets import LayerSubsets
+from lamina.data.packing import PackedShape, Sentences, packed
 from lamina.models.build import build_model
 from lamina.nn.stack import ActiveLayers
+from lamina.parts.criteria import LabelSmoothedCrossEntropy
+from lamina.parts.residuals import Admin
 from lamina.pruning.cut import Keep, prune
+from lamina.text.vocabulary import EOS
+from lamina.training.update import Updater
 from tiny import FUSIONS, TINY_FLAGS, VOCABULARY_SIZE, make_data, tiny_config, tiny_model, tiny_pair
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -44,3 +52,55 @@ def test_train_search_and_translate(tmp_path, capsys, precision):
     capsys.readouterr()
     assert main(["generate", data, "--gen-subset", "valid", "--path", str(half / "checkpoint_last.pt"), precision]) == 0
     assert "Generate valid with beam=5" in capsys.readouterr().out
+
+
+OPTIMIZATION = OptimizationConfig(criterion=LabelSmoothedCrossEntropy(smoothing=0.1), lr=(1e-3,), clip_norm=1.0)
+SHAPE = PackedShape(places=512, max_sentences=40, longest=32)
+SUBSETS = LayerSubsets(((0.3, 0.0, 0.5), (0.3, 0.3, 0.5)), seed=1)
+CAPACITIES = {0.3: 512, 0.5: 384}
+
+
+def drawn_batch(number):
+    random = np.random.default_rng(number)
+    sides = []
+    for _ in range(2):
+        sizes = random.integers(1, 20, 30) + 1
+        ids = random.integers(4, VOCABULARY_SIZE, sizes.sum())
+        ids[np.cumsum(sizes) - 1] = EOS
+        sides.append(Sentences(ids, sizes))
+    batch = packed(*sides, SHAPE, range(30))
+    return SUBSETS.given_to(batch, 1, number, is_static=True, capacities=CAPACITIES).to(torch.device("cuda"))
+
+
+def trained(parts, dtype=torch.bfloat16, updates=6, **precision):
+    """The way that the weights went, and what updates told."""
+    torch.manual_seed(1)
+    model = build_model(tiny_config(num_layers=3, **parts), VOCABULARY_SIZE, VOCABULARY_SIZE).cuda()
+    notes = []
+    updater = Updater(model, OPTIMIZATION, PrecisionConfig(**precision), dtype, note=notes.append)
+    start = updater.weights.master.clone()
+    results = [updater.update([drawn_batch(number)], 1e-3, 100 + number) for number in range(updates)]
+    torch.cuda.synchronize()
+    return updater.weights.master - start, [result.numbers.tolist() for result in results], notes
+
+
+def distance(one, other):
+    return float((one - other).norm() / other.norm())
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("parts", [{}, {"init": Admin()}, FUSIONS["both"]], ids=["plain", "admin", "both"])
+def test_captured_updates_with_a_draw_for_each_sentence_are_the_eager_ones(parts, compiles):
+    captured, told, notes = trained(parts, compiles=compiles)
+    eager, expected, _ = trained(parts, cuda_graphs=False)
+    exact, _, _ = trained(parts, torch.float32)
+    assert not any("is off" in note for note in notes), notes
+    assert any(note.startswith("captured updates") for note in notes), notes
+    for one, other in zip(told, expected, strict=True):
+        assert one == pytest.approx(other, rel=0.02)
+    assert distance(captured, exact) < max(0.02, 1.2 * distance(eager, exact))
+
+
+def test_gradients_are_the_same_every_time():
+    found = [trained({}, cuda_graphs=False)[0] for _ in range(2)]
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-6)

@@ -4,10 +4,11 @@ import math
 import re
 
 import pytest
+import torch
 
 from lamina.errors import ConfigError
 from lamina.parts.contracts import Rates
-from lamina.parts.rate_schedules import Cosine, Fixed, InverseSqrt, Linear, Poly, PolynomialDecay
+from lamina.parts.rate_schedules import Cosine, Fixed, InverseSqrt, Linear, Poly, PolynomialDecay, ReduceOnPlateau
 from lamina.registry import register
 
 
@@ -17,7 +18,7 @@ def make(config, lr=(0.001,), min_lr=-1.0, max_update=100):
 
 CONFIGS = [Fixed(warmup_updates=10), InverseSqrt(warmup_updates=10), Linear(warmup_updates=10), Poly(),
            PolynomialDecay(warmup_updates=10, total_num_update=90),
-           Cosine(warmup_updates=10, max_lr=0.002, lr_period_updates=20, t_mult=1.5)]
+           Cosine(warmup_updates=10, max_lr=0.002, lr_period_updates=20, t_mult=1.5), ReduceOnPlateau(warmup_updates=10)]
 
 
 def test_every_schedule_is_covered_here():
@@ -154,3 +155,43 @@ def test_impossible_schedules_are_refused(config, keywords, message):
 def test_options_out_of_range_are_refused(cls, keywords, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         cls(**keywords)
+
+
+@pytest.mark.parametrize("larger_is_better", [False, True])
+@pytest.mark.parametrize("patience", [0, 2])
+def test_a_plateau_is_what_torch_takes_for_one(larger_is_better, patience):
+    scores = torch.rand(60, generator=torch.Generator().manual_seed(1)).add(1.0).tolist()
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.001)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max" if larger_is_better else "min", factor=0.5,
+                                                        patience=patience, threshold=1e-2)
+    ours = make(ReduceOnPlateau(lr_shrink=0.5, lr_patience=patience, lr_threshold=1e-2))
+    rates = []
+    for number, score in enumerate(scores):
+        theirs.step(score)
+        ours.validated(score, number + 1, larger_is_better=larger_is_better)
+        assert ours(number + 1) == optimizer.param_groups[0]["lr"]
+        rates.append(ours(number + 1))
+    assert 1 < len(set(rates)) < len(rates)
+    assert rates[-1] == rates[-2] > 0.0  # where it would fall by next to nothing, it stays
+
+
+def test_a_plateau_counts_after_warm_up_only():
+    schedule = make(ReduceOnPlateau(warmup_updates=10, lr_shrink=0.5))
+    for _ in range(3):
+        schedule.validated(5.0, 10, larger_is_better=False)
+    assert schedule(10) == 0.001
+    schedule.validated(5.0, 11, larger_is_better=False)
+    assert schedule(11) == 0.001
+    schedule.validated(5.0, 12, larger_is_better=False)
+    assert schedule(12) == 0.0005
+    assert schedule(4) == pytest.approx(0.0004)  # the line of warm-up is as it was
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"lr_shrink": 0.0}, "--lr-shrink is 0.0"), ({"lr_threshold": 1.0}, "--lr-threshold is 1.0"),
+    ({"lr_patience": -1}, "--lr-patience is -1"),
+])
+def test_options_of_a_plateau_that_make_no_sense(options, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        ReduceOnPlateau(**options)

@@ -7,8 +7,8 @@ import pytest
 
 from lamina.cli import main
 from lamina.errors import DataError
-from lamina.recipes.printed_figures import comparison_figures, decoding_speed, score_figures, training_figures
 from lamina.recipes.results import append_rows, fill_page, read_rows, render, shared_command, spread
+from lamina.recipes.run_figures import comparison_figures, decoding_speed, score_figures, training_figures
 
 LOG = """$ lamina train x
 {"note": "model"}
@@ -56,8 +56,9 @@ def test_figures_of_scores(tmp_path):
     path.write_text('{"figures": {"bleu": ')
     with pytest.raises(DataError, match="should hold figures as --json writes them"):
         score_figures(path)
-    assert decoding_speed("| translated 6 lines (10 tokens) in 0.1 s (60.00 sentences/s, 100.00 tokens/s)\n") == 60.0
-    assert decoding_speed("") is None
+    assert decoding_speed(figures(path, {"figures": {}, "sentences": 6, "tokens": 10, "seconds": 0.1})) == 60.0
+    assert decoding_speed(figures(path, {"figures": {"bleu": 1.0}})) is None
+    assert decoding_speed(tmp_path / "none.json") is None
 
 
 def test_the_last_row_about_a_thing_counts(tmp_path):

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lamina.config.model import StackConfig
+from lamina.config.drop_rates import rates_of, schedule_of_layers
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.errors import ConfigError
 from lamina.models.build import build_model
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 from lamina.parts.update_rules import Adam, Sgd
 from lamina.pruning.cut import Keep, prune
-from lamina.training.layer_drop import LayerDrop, drop_rates, run_in_any
+from lamina.training.layer_drop import LayerDrop, run_in_any
 from lamina.training.update import Updater
 from tiny import VOCABULARY_SIZE, batch_of, tiny_config, tiny_model
 
@@ -46,12 +46,32 @@ def test_a_stack_that_never_drops_runs_whole_and_changes_nothing_for_the_other()
         assert none.draw(update) == ActiveLayers(None, None)
 
 
-@pytest.mark.parametrize(("schedule", "rates"), [("constant", (0.4,) * 4), ("linear", (0.1, 0.2, 0.3, 0.4))])
+@pytest.mark.parametrize(("schedule", "rates"), [
+    ("constant", (0.4,) * 4), ("linear", (0.1, 0.2, 0.3, 0.4)), ("0,0.5,0.2,0", (0.0, 0.5, 0.2, 0.0)),
+    ("exponential", (0.0, 0.4 * (2 ** (1 / 3) - 1), 0.4 * (2 ** (2 / 3) - 1), 0.4)), ("0.1,0,0,0.3/0.2", (0.1, 0.0, 0.0, 0.3))])
 def test_rates(schedule, rates):
-    assert drop_rates(StackConfig(num_layers=4, layer_drop_p=0.4), schedule) == pytest.approx(rates)
+    assert rates_of("encoder", 0.4, 4, schedule) == pytest.approx(rates)
+    assert rates_of("encoder", 0.0, 4, schedule) == (0.0,) * 4
     drop = LayerDrop(config_with(0.4, schedule=schedule, num_layers=4), seed=1)
     masks = torch.tensor([drop.draw(update).encoder for update in range(4000)]).float()
     assert (1 - masks.mean(dim=0)).tolist() == pytest.approx(rates, abs=0.03)
+
+
+@pytest.mark.parametrize(("schedule", "message"), [
+    ("0.1,0.2", "has 2 rates for the encoder, which has 6 layers"), ("0.1,0.2,0,0,0,1", r"every rate must lie in \[0, 1\)"),
+    ("steep", "it must be constant, linear, exponential or a list of rates"), ("0/0/0", "it must be constant")])
+def test_schedules_that_are_none(schedule, message):
+    with pytest.raises(ConfigError, match=message):
+        config_with(0.3, schedule=schedule)
+
+
+def test_a_pruned_model_keeps_the_rates_of_the_layers_that_are_left():
+    assert schedule_of_layers("linear", ((0, 2), (1,))) == "linear"
+    assert schedule_of_layers("0,0.1,0.25", ((0, 2), (1,))) == "0,0.25/0.1"
+    assert schedule_of_layers("0,0.1,0.25/0.5,0.6", ((0, 2), (1,))) == "0,0.25/0.6"
+    config = config_with(0.3, 0.3, schedule="0,0.1,0.2", num_layers=3)
+    pruned, _ = prune(config, dict(tiny_model(config).named_parameters()), Keep((0, 2), (1,)))
+    assert pruned.layer_drop_rates == ((0.0, 0.2), (0.1,))
 
 
 def test_a_rate_of_one_and_a_schedule_without_a_rate_are_refused():

@@ -17,6 +17,7 @@ from lamina.api.outputs import OptionValue, parse_device, parse_dtype, silent, w
 from lamina.api.translator import Translator
 from lamina.checkpoint.format import Checkpoint
 from lamina.errors import CheckpointError, ConfigError
+from lamina.files import split_paths
 from lamina.interop.any_format import load_any
 from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.models.contract import Model
@@ -71,8 +72,8 @@ def load(path: Paths, device: torch.device | str | None = None, dtype: torch.dty
     """The model of a checkpoint, or an ensemble of several.
 
     Arguments:
-        path: a checkpoint, or several as a list or as `a.pt:b.pt`: their probabilities are averaged. A checkpoint of fairseq is
-            taken as it is.
+        path: a checkpoint, or several as a list or as `a.pt:b.pt`: their probabilities are averaged. Checkpoints of fairseq
+            and folders of Hugging Face's are taken as they are; `hf://owner/name` is downloaded from its hub.
         device: "cpu", "cuda", "cuda:1" or a torch.device; a GPU if there is one, if left out.
         dtype: "fp32", "fp16", "bf16", torch's names of them or a torch.dtype. If left out, models that write texts compute in
             float16 on a GPU; everything else is float32.
@@ -97,7 +98,8 @@ def load(path: Paths, device: torch.device | str | None = None, dtype: torch.dty
     True
     """
     import_parts(user_dir, notice or warn_in_python)
-    paths = [Path(name) for name in (path.split(":") if isinstance(path, str) else [path] if isinstance(path, Path) else path)]
+    names = split_paths(path) if isinstance(path, str) else [path] if isinstance(path, Path) else path
+    paths = [Path(name) for name in names]
     if not paths:
         raise CheckpointError("there is no checkpoint to load: the list of paths is empty.")
     device = parse_device(device)

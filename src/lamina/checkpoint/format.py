@@ -331,6 +331,9 @@ def _is_progress(name: str, value: Any) -> bool:
         return isinstance(value, str)
     if name == "best_of":
         return isinstance(value, dict) and _is_plain(value)
+    if name == "schedule":
+        return isinstance(value, dict) and all(isinstance(key, str) and type(item) in (int, float)
+                                               for key, item in value.items())
     if name in ("updates", "epoch", "batches_done", "schedule_start", "epoch_tokens", "sentences_done"):
         return type(value) is int and (1 if name == "epoch" else 0) <= value < 2**62
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)

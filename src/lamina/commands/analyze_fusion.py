@@ -15,9 +15,9 @@ from lamina.analysis.fusion_weights import by_frequency, fusion_weights, gates, 
 from lamina.analysis.hiding import SURFACE, Judge, masks_of, measure_masks
 from lamina.analysis.page import PAGE_NAME, Section, open_folder, write_page
 from lamina.api import Translator
+from lamina.api.from_flags import DEFAULT_MAX_TOKENS, open_split
 from lamina.checkpoint.format import Checkpoint
 from lamina.checkpoint.marks import marks_of
-from lamina.commands.generate import DEFAULT_MAX_TOKENS, open_split
 from lamina.config.analyze_options import AnalyzedData, AnalyzeFusionConfig
 from lamina.config.parser import spelled_out
 from lamina.data.batching import Batch, collate, length_batches

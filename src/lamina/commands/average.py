@@ -14,6 +14,7 @@ def run(config: AverageConfig) -> None:
     # Here, not above: options that exclude each other are refused without loading torch.
     from lamina.checkpoint.averaging import average_checkpoints
     from lamina.checkpoint.format import save_checkpoint
+    from lamina.checkpoint.output_file import check_output
     from lamina.interop.any_format import load_any
 
     paths, output = choose_inputs(config), Path(config.output)
@@ -48,16 +49,3 @@ def choose_inputs(config: AverageConfig) -> list[Path]:
             raise ConfigError(f"--inputs {path} is a folder: say how many of its checkpoints to average with "
                               f"{BY_EPOCH.option} or {BY_UPDATE.option}, or name the files.")
     return paths
-
-
-def check_output(output: Path, inputs: list[Path]) -> None:
-    if output.is_dir():
-        raise ConfigError(f"--output {output} is a folder; name a file, such as {output / 'model.pt'}.")
-    # By name, not by inode: another link to an input may be replaced, and leaves that input whole.
-    if _place(output) in map(_place, inputs):
-        raise ConfigError(f"--output {output} is one of the inputs, and training could not go on from it any more. Choose "
-                          "another name.")
-
-
-def _place(path: Path) -> Path:
-    return path.parent.resolve() / path.name

@@ -11,7 +11,7 @@ from lamina.config.tool_options import ConvertConfig
 def run(config: ConvertConfig) -> None:
     # Here, not above: a missing --output is refused without loading torch.
     from lamina.checkpoint.format import save_checkpoint
-    from lamina.commands.average import check_output
+    from lamina.checkpoint.output_file import check_output
     from lamina.interop.any_format import load_foreign
     from lamina.interop.fairseq_file import DictionaryPlaces
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from lamina import console
+from lamina.api.from_flags import load_model
 from lamina.api.language_model import LanguageModel
-from lamina.commands.generate import load_model
 from lamina.config.eval_lm_options import EvalLmConfig
 from lamina.data.blocks import TokenBlocks, find_language, open_blocks
 from lamina.data.verify import load_dictionary, verify_splits

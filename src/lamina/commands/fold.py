@@ -12,7 +12,7 @@ def run(config: FoldConfig) -> None:
     # Here, not above: a missing --output is refused without loading torch.
     from lamina.checkpoint.folding import fold_checkpoint
     from lamina.checkpoint.format import save_checkpoint
-    from lamina.commands.average import check_output
+    from lamina.checkpoint.output_file import check_output
     from lamina.interop.any_format import load_any
 
     path, output = Path(config.checkpoint), Path(config.output)

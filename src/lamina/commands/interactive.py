@@ -11,10 +11,11 @@ from typing import BinaryIO
 
 from lamina import console
 from lamina.api import LanguageModel, Translation, Translator
-from lamina.commands.generate import load_model
+from lamina.api.from_flags import load_model
 from lamina.config.generate_options import InteractiveConfig
 from lamina.decode.output_lines import Describer
 from lamina.errors import ConfigError, DataError
+from lamina.metrics.figures_file import write_figures
 
 PIPE_BUFFER = 1000
 PROMPT = "> "
@@ -49,15 +50,18 @@ def _continue_prompts(config: InteractiveConfig, model: LanguageModel, buffer_si
             waiting.append(line)
             yield line
 
+    number, num_tokens, started = -1, 0, time.perf_counter()
     with _open_input(config.input) as file:
         texts = model.stream(passing(_lines(file, config.input, is_typed)), buffer_size=buffer_size,
                              max_tokens=config.max_tokens, batch_size=config.max_sentences, seed=config.files.seed,
                              remove_bpe=config.output.remove_bpe, search=config.search, warn=console.warn,
                              too_long=config.too_long)  # type: ignore[arg-type]
         for number, text in enumerate(texts):
+            num_tokens += len(text.token_scores)
             _show(config, describer, number, model.subword.encode(waiting.popleft()), [], text)
             if not waiting:
                 sys.stdout.flush()
+    _write_speed(config, number + 1, num_tokens, time.perf_counter() - started)
 
 
 def _translate_lines(config: InteractiveConfig, translator: Translator, buffer_size: int, is_typed: bool) -> None:
@@ -96,10 +100,16 @@ def _translate_lines(config: InteractiveConfig, translator: Translator, buffer_s
                   [translator.subwords[1].encode(phrase) for phrase in wanted], translation)
             if not waiting:
                 sys.stdout.flush()
+        seconds = time.perf_counter() - started
+        _write_speed(config, number + 1, num_tokens, seconds)
         if not is_typed:
-            seconds = time.perf_counter() - started
             console.notice(f"translated {number + 1} lines ({num_tokens} tokens) in {seconds:.1f} s "
                            f"({(number + 1) / seconds:.2f} sentences/s, {num_tokens / seconds:.2f} tokens/s)")
+
+
+def _write_speed(config: InteractiveConfig, sentences: int, tokens: int, seconds: float) -> None:
+    if config.json is not None:
+        write_figures(config.json, {}, sentences=sentences, tokens=tokens, seconds=seconds)
 
 
 def _open_input(name: str) -> BinaryIO | nullcontext[BinaryIO]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def run(config: PruneConfig) -> None:
     # Here, not above: options that exclude each other are refused without loading torch.
-    from lamina.commands.average import check_output
+    from lamina.checkpoint.output_file import check_output
     from lamina.interop.any_format import load_any
     from lamina.interop.fairseq_file import DictionaryPlaces
     from lamina.pruning.cut import Keep, check_prunable, chosen_layers
@@ -37,11 +37,17 @@ def run(config: PruneConfig) -> None:
         _finish(config, checkpoint, keep, path, output)
         return
     meter, quality = _open(config, checkpoint, path, output)
+    measured: dict[str, Any] = {}  # for --json
     if config.search.is_on:
         find = _found if config.search.importance is None else _guessed
-        _finish(config, checkpoint, find(config, meter, quality, path), path, output)
+        _finish(config, checkpoint, find(config, meter, quality, path, measured), path, output)
     if config.search.curve is not None:
-        _draw(config, meter, quality, path, output)
+        _draw(config, meter, quality, path, output, measured)
+    if config.json is not None:
+        from lamina.metrics.figures_file import write_figures
+
+        figures = {config.measure.metric: measured["kept"]["value"]} if "kept" in measured else {}
+        write_figures(config.json, figures, split=config.measure.subset, **measured)
 
 
 def _open(config: PruneConfig, checkpoint: Checkpoint, path: Path,
@@ -57,7 +63,8 @@ def _open(config: PruneConfig, checkpoint: Checkpoint, path: Path,
     return meter, lambda subset: measurements.get(str(subset), lambda: meter.quality(subset))
 
 
-def _found(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], float], path: Path) -> Keep:
+def _found(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], float], path: Path,
+           measured: dict[str, Any]) -> Keep:
     from lamina.pruning.layer_search import budget_of, search_layers
     from lamina.pruning.subsets import RULES, most_measurements
 
@@ -65,10 +72,11 @@ def _found(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], f
     total = most_measurements(meter.whole.depths, depths, width) + len(RULES)
     with console.progress("searching layers", total) as advance:
         found = search_layers(meter.whole, depths, _counting(quality, advance), width=width, is_maximized=meter.is_maximized)
-    return _compared(config, meter, quality, found)
+    return _compared(config, meter, quality, found, measured)
 
 
-def _guessed(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], float], path: Path) -> Keep:
+def _guessed(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], float], path: Path,
+             measured: dict[str, Any]) -> Keep:
     """By what each layer seems to be worth, in one pass; the simple rules are in the running here too."""
     from lamina.pruning.importance import rank_layers
     from lamina.pruning.layer_search import best_of, budget_of
@@ -77,24 +85,29 @@ def _guessed(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset],
     assert kind is not None, "asked for"
     with console.progress("ranking layers", len(meter.batches)) as advance:
         found = rank_layers(kind, meter, depths, advance)
+    measured["importance"] = found.worth
     for side, worth in found.worth.items():
         print(f"| {kind} of {'blocks that begin at ' if kind == 'angular' else ''}{side} layers: "
               f"{' '.join(f'{number:.4f}' for number in worth)}")
-    return _compared(config, meter, quality, best_of({f"by {kind}": found.subset}, meter.whole, depths, quality,
-                                                     is_maximized=meter.is_maximized))
+    best = best_of({f"by {kind}": found.subset}, meter.whole, depths, quality, is_maximized=meter.is_maximized)
+    return _compared(config, meter, quality, best, measured)
 
 
-def _compared(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], float], found: Found) -> Keep:
+def _compared(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], float], found: Found,
+              measured: dict[str, Any]) -> Keep:
     """Shows what was compared; the best of it stays."""
     tokens = ", tokens as they stand (tok:none)" if config.measure.cuts_words and meter.counts_tokens else ""
     unit = f"{config.measure.figure.label}{tokens}" if config.measure.is_of_texts else "loss, bits a token"
     print(f"| {unit}, on {config.measure.subset}:")
     rows = [("all layers", meter.whole, quality(meter.whole)), *((name, *scored) for name, scored in found.choices.items())]
     _show(rows, kept=found.best)
+    measured["choices"] = [{"choice": name, "layers": str(subset), "value": value} for name, subset, value in rows]
+    measured["kept"] = next(row for row in measured["choices"] if row["choice"] == found.best)
     return found.subset.keep(meter.whole)
 
 
-def _draw(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], float], path: Path, output: Path) -> None:
+def _draw(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], float], path: Path, output: Path,
+          measured: dict[str, Any]) -> None:
     from lamina.pruning.depth_curve import curve_stacks, draw_curve, measure_curve, num_measurements
 
     stacks, width = curve_stacks(meter.whole, config.search.curve or "both", path), config.search.beam_width
@@ -105,6 +118,8 @@ def _draw(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], fl
     print(f"| {unit} and target tokens a second at every depth, on {config.measure.subset}:")
     _show([(f"{point.depth} {point.choice}", point.subset, point.value, f"{point.tokens_per_second:,.0f} tokens/s")
            for point in points])
+    measured["curve"] = [{"depth": str(point.depth), "choice": point.choice, "layers": str(point.subset), "value": point.value,
+                          "tokens_per_second": point.tokens_per_second} for point in points]
     for file in draw_curve(output.with_name(f"{output.stem}.curve.png"), points, stacks=stacks, metric=config.measure.metric):
         print(f"| wrote {file}")
 

@@ -7,10 +7,11 @@ import sys
 from itertools import islice
 
 from lamina import console
-from lamina.commands.generate import load_translator
+from lamina.api.from_flags import load_translator
 from lamina.config.generate_options import RescoreConfig
 from lamina.decode.output_lines import token_line
 from lamina.errors import DataError
+from lamina.metrics.figures_file import write_figures
 from lamina.preprocess.line_blocks import MAX_LINE_LENGTH, count_lines, file_size, read_lines
 from lamina.text.vocabulary import EOS
 
@@ -46,4 +47,7 @@ def run(config: RescoreConfig) -> None:
     if num_skipped:
         console.notice(f"{num_skipped} of {number} pairs were skipped, and do not count in what follows")
     bits = -total / max(num_tokens, 1) / math.log(2)
+    if config.json is not None:
+        write_figures(config.json, {"loss": bits, "ppl": 2**bits}, sentences=number - num_skipped, tokens=num_tokens,
+                      skipped=num_skipped)
     sys.stdout.write(f"Loss (base 2): {bits:.4f}, Perplexity: {2**bits:.2f}\n")

@@ -6,7 +6,7 @@ from typing import Any
 
 from lamina import console
 from lamina.api import LanguageModel, MaskedLanguageModel, Translator
-from lamina.commands.generate import load_model
+from lamina.api.from_flags import load_model
 from lamina.config.search_options import SearchConfig
 from lamina.config.serve_options import NamedModel, ServeConfig
 from lamina.errors import ConfigError

@@ -172,8 +172,9 @@ RETIRED: tuple[Retired, ...] = (
     *_retire("train", "block-wise model updates gave way to large batches: use --update-freq",
              flags="use-bmuf use-nbm average-sync",
              values="block-lr block-momentum global-sync-iter warmup-iterations", is_refused=True),
-    *_retire("train", "the schedules are fixed, inverse_sqrt, linear, polynomial_decay, poly and cosine", flags="shrink-min",
-             values="lr-threshold warmup-steps hold-steps decay-steps init-lr-scale final-lr-scale", is_refused=True),
+    *_retire("train", "the schedules are fixed, inverse_sqrt, linear, polynomial_decay, poly, cosine and "
+             "reduce_lr_on_plateau", flags="shrink-min",
+             values="warmup-steps hold-steps decay-steps init-lr-scale final-lr-scale", is_refused=True),
     *_retire("train", "both were experiments that no published recipe uses", flags="no-cross-attention cross-self-attention",
              is_refused=True),
     *_retire("train eval-lm", "the future is what a language model predicts", flags="future-target"),
@@ -323,8 +324,8 @@ RETIRED: tuple[Retired, ...] = (
              "keep-interval-updates-pattern"),
     *_refuse("train", "the optimizers are adam, radam, adamw, muon, nag and sgd", "dynamic-groups groups lamb-betas lamb-eps"),
     *_refuse("train", "Adam always corrects its running means for their start at 0", "adam-no-correction1"),
-    *_refuse("train", "the schedules are fixed, inverse_sqrt, linear, polynomial_decay, poly and cosine",
-             "epoch2lr lr-deacy-period lr-decay lr-patience phase-ratio update2lr"),
+    *_refuse("train", "the schedules are fixed, inverse_sqrt, linear, polynomial_decay, poly, cosine and "
+             "reduce_lr_on_plateau", "epoch2lr lr-deacy-period lr-decay phase-ratio update2lr"),
     *_refuse("train", "block-wise model updates gave way to large batches: use --update-freq", "tbmf-wrapper"),
     *_refuse("train", "validation's figures are --eval-bleu and --eval-rouge; `lamina generate --metric` and `lamina score` "
              "have others", "bert-score-lang eos pad sacrebleu-char-level sacrebleu-lowercase sacrebleu-tokenizer unk"),

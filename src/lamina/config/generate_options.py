@@ -13,6 +13,7 @@ from lamina.config.plug_in_options import PlugInConfig
 from lamina.config.search_options import SearchConfig
 from lamina.errors import ConfigError
 from lamina.fields import REQUIRED, check, check_seed, every, flag, flatten, part
+from lamina.files import split_paths
 from lamina.parts.contracts import Metric
 from lamina.parts.figures import REFERENCE_METRICS
 from lamina.registry import TasksWith, register
@@ -25,7 +26,8 @@ QUANTIZATIONS = ("int8",)
 class ModelFiles:
     """Model."""
 
-    path: str = flag(REQUIRED, "checkpoint; several, separated by colons, translate together as an ensemble")
+    path: str = flag(REQUIRED, "checkpoint, or a folder of Hugging Face's, or hf://OWNER/NAME; several, separated by "
+                                "colons, translate together as an ensemble")
     overrides: str = flag("{}", "settings of the stored model to replace, as in \"{'dropout': 0.1}\"", name="model-overrides",
                           metavar="DICT")
     keep: KeepConfig = part(KeepConfig)
@@ -51,7 +53,7 @@ class ModelFiles:
 
     @property
     def paths(self) -> list[str]:
-        return [path for path in self.path.split(":") if path]
+        return split_paths(self.path)
 
     def override_values(self) -> dict[str, Any]:
         """What to change in the stored model, the layers to keep included, by flag.
@@ -188,6 +190,8 @@ class InteractiveConfig:
     max_tokens: int | None = flag(None, "most tokens in a batch")
     max_sentences: int | None = flag(None, "most sentences in a batch", name="batch-size", aliases=("max-sentences",))
     too_long: str = flag("truncate", "what to do with a line longer than the model's positions", choices=("truncate", "skip"))
+    json: str | None = flag(None, "write to this file how many sentences and tokens came out in how many seconds, as one JSON "
+                                  "object", metavar="FILE")
     is_plain: bool = flag(False, "print the results alone, one a line, without S- H- D- P- lines", name="plain")
     search: SearchConfig = part(SearchConfig)
     output: OutputConfig = part(OutputConfig)
@@ -209,5 +213,6 @@ class RescoreConfig:
     max_tokens: int | None = flag(None, "most tokens in a batch")
     max_sentences: int | None = flag(None, "most pairs in a batch", name="batch-size", aliases=("max-sentences",))
     too_long: str = flag("truncate", "what to do with a line longer than the model's positions", choices=("truncate", "skip"))
+    json: str | None = flag(None, "write the closing figures to this file too, unrounded, as one JSON object", metavar="FILE")
     has_token_scores: bool = flag(True, "print each token's log-probability too", name="token-scores")
     plug_ins: PlugInConfig = part(PlugInConfig)

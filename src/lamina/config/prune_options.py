@@ -103,6 +103,7 @@ class PruneConfig:
     data: str | None = flag(None, "data folder to measure on, with --search and --curve, and to train on, with --heal",
                             positional=True)
     output: str = flag(REQUIRED, "checkpoint to write; measurements and figures go beside it", metavar="FILE")
+    json: str | None = flag(None, "write what was measured to this file too, unrounded, as one JSON object", metavar="FILE")
     keep: KeepConfig = part(KeepConfig)
     search: LayerSearchConfig = part(LayerSearchConfig)
     measure: LayerMetricConfig = part(LayerMetricConfig)
@@ -117,6 +118,7 @@ class PruneConfig:
         check(self.keep.is_empty or not measures,
               "the layers to keep are either named (--encoder-layers-to-keep, --decoder-layers-to-keep) or found (--search, "
               "--curve). Leave one of them out.")
+        check(measures or self.json is None, "--json has no effect without --search or --curve. Leave it out.")
         check(not measures or self.data is not None,
               "--search and --curve measure on data: give the data folder after the checkpoint.")
         heals = self.heal.updates > 0

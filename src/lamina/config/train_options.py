@@ -16,6 +16,9 @@ from lamina.parts.figures import REFERENCE_METRICS, VALIDATION_FIGURES, known_fi
 from lamina.registry import register
 from lamina.traits import CLASSES, PAIRS
 
+# For what LayerDrop draws.
+BY_SENTENCE, BY_BATCH, BY_UPDATE = LAYER_DROP_DRAWS = ("sentence", "batch", "update")
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizationConfig:
@@ -34,9 +37,10 @@ class OptimizationConfig:
     clip_norm: float = flag(25.0, "scale gradients down to this norm; 0: never", paper="Pascanu et al. 2013")
     update_freq: tuple[int, ...] = flag((1,), "batches whose gradients make one update; a list gives one number an epoch",
                                         metavar="N[,N..]", paper="Ott et al. 2018")
-    layer_drop_draws: str = flag("update", "what LayerDrop draws layers for: an update, so that all its batches leave out the "
-                                 "same ones, or each batch of it (--update-freq, several GPUs), whose mean is steadier",
-                                 name="layerdrop-draws", choices=("update", "batch"))
+    layer_drop_draws: str | None = flag(None, "for what LayerDrop draws layers: for each sentence (of a language model, each "
+                                        "row), which is the fastest and learns best; for each batch, as fairseq does; or once "
+                                        "for all batches of an update; sentence if left out, and what a resumed run was "
+                                        "trained with", name="layerdrop-draws", choices=LAYER_DROP_DRAWS)
     freeze: tuple[str, ...] = flag((), "leave these weights as they are: names as `lamina info --weights` lists them, of one "
                                        "weight or of all below a name, with * for any characters, such as encoder or "
                                        "*.norm.bias", metavar="PATTERN", repeats=True)
@@ -262,16 +266,22 @@ class TrainConfig:
         self.optimization.criterion.check(self.kind, self.model)
         self._check_metric()
         self.kind.check(self)
+        self._check_schedule()
         self._check_layer_drop()
         self._check_distillation()
         check(not (self.saving.interval_updates and self.validation.is_off and self.validation.patience != -1),
               "--patience needs validation; leave out --disable-validation.")
 
+    def _check_schedule(self) -> None:
+        schedule = self.optimization.schedule
+        check(not (schedule.needs_validation and self.validation.is_off),
+              f"--lr-scheduler {schedule.name} looks at validation: leave out --disable-validation.")
+
     def _check_layer_drop(self) -> None:
-        is_by_batch = self.optimization.layer_drop_draws == "batch"
-        check(not is_by_batch or any(stack.layer_drop_p for stack in (self.model.encoder, self.model.decoder)),
+        draws = self.optimization.layer_drop_draws
+        check(draws in (None, BY_SENTENCE) or any(stack.layer_drop_p for stack in (self.model.encoder, self.model.decoder)),
               "--layerdrop-draws has no effect without --encoder-layerdrop or --decoder-layerdrop. Add one, or leave it out.")
-        check(not (is_by_batch and self.ranks.is_sharded),
+        check(not (draws == BY_BATCH and self.ranks.is_sharded),
               "--layerdrop-draws batch lets ranks run different layers at a time, and with --fsdp they hold each other's "
               "weights: leave one of them out.")
 

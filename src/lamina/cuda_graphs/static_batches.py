@@ -46,4 +46,4 @@ def tensors_of(batch: AnyBatch) -> dict[str, Tensor]:
 def shape_of(batch: AnyBatch) -> tuple[Any, ...]:
     """Batches of one shape run the same kernels on the same number of bytes."""
     return (*((name, tensor.shape, tensor.dtype) for name, tensor in tensors_of(batch).items()),
-            getattr(batch, "shape", None))
+            getattr(batch, "shape", None), getattr(getattr(batch, "draw", None), "shape", None))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from lamina.text.vocabulary import EOS, PAD
 
 if TYPE_CHECKING:
     from lamina.data.corpus import Example
+    from lamina.data.layer_subsets import Draw
 
 
 # Of rows to decode or to score, where no limit is given.
@@ -66,6 +67,8 @@ class Batch:
     num_source_tokens: int
     num_target_tokens: int
     indices: tuple[int, ...]  # of the examples in their corpus
+    drawn: Tensor | None = None  # int32: where the sentences are that run each layer, as `draw` cuts it
+    draw: Draw | None = None  # LayerDrop per sentence (data/layer_subsets.py)
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor]:
@@ -84,8 +87,9 @@ class Batch:
 
     def rows(self, rows: slice) -> Batch:
         source, target_out = self.source[rows], self.target_out[rows]
-        return Batch(source, self.target_in[rows], target_out, num_source_tokens=int(source.ne(PAD).sum()),
-                     num_target_tokens=int(target_out.ne(PAD).sum()), indices=self.indices[rows])
+        return cut_draw(self, rows, Batch(source, self.target_in[rows], target_out,
+                                          num_source_tokens=int(source.ne(PAD).sum()),
+                                          num_target_tokens=int(target_out.ne(PAD).sum()), indices=self.indices[rows]))
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,8 @@ class TokenBatch:
     num_target_tokens: int
     indices: tuple[int, ...]
     target_on_host: np.ndarray | None = None  # the target again, where the host may look at it without asking the device
+    drawn: Tensor | None = None  # int32: where the sentences are that run each layer, as `draw` cuts it
+    draw: Draw | None = None  # LayerDrop per sentence (data/layer_subsets.py)
 
     @property
     def inputs(self) -> tuple[Tensor]:
@@ -111,8 +117,14 @@ class TokenBatch:
 
     def rows(self, rows: slice) -> TokenBatch:
         target = self.target[rows]
-        return TokenBatch(self.tokens[rows], target, num_target_tokens=int(target.ne(PAD).sum()), indices=self.indices[rows],
-                          target_on_host=None if self.target_on_host is None else self.target_on_host[rows])
+        return cut_draw(self, rows, TokenBatch(
+            self.tokens[rows], target, num_target_tokens=int(target.ne(PAD).sum()), indices=self.indices[rows],
+            target_on_host=None if self.target_on_host is None else self.target_on_host[rows]))
+
+
+def cut_draw(whole: Any, rows: slice, part: B) -> B:
+    """Some rows of a batch, with their part of what was drawn for it."""
+    return part if whole.draw is None else whole.draw.cut(rows).given_to(part)  # type: ignore[no-any-return]
 
 
 def moved(batch: B, device: torch.device) -> B:

@@ -21,6 +21,7 @@ import torch
 from lamina.config.batches import BY_LENGTH, MIXED, BatchConfig
 from lamina.data.batching import AnyBatch, batch_by_size, length_order
 from lamina.data.corpus import Corpus, ParallelCorpus
+from lamina.data.layer_subsets import LayerSubsets
 from lamina.data.packing import PackedShape, plan_packed
 from lamina.errors import DataError
 
@@ -63,7 +64,8 @@ class Feed:
     """Batches of one corpus. The same seed and epoch give the same batches, wherever the run was interrupted."""
 
     def __init__(self, corpus: Corpus, *, seed: int, limits: BatchConfig, max_positions: tuple[int, ...],
-                 device: torch.device, is_shuffled: bool, is_packed: bool = False) -> None:
+                 device: torch.device, is_shuffled: bool, is_packed: bool = False, subsets: LayerSubsets | None = None) -> None:
+        """`subsets` draws which sentences of a batch run each layer."""
         self.corpus = corpus
         self.seed = seed
         self.limits = limits
@@ -86,6 +88,9 @@ class Feed:
         if is_packed:
             assert limits.max_tokens is not None, "a packed row is --max-tokens long"
             self.packed_shape = self._shape(limits.max_tokens)
+        self.subsets = subsets
+        self._capacities = {} if subsets is None or self.packed_shape is None else subsets.capacities(
+            self.packed_shape, [sizes[self._fitting] for sizes in corpus.sizes.values()])
 
     def _shape(self, max_tokens: int) -> PackedShape:
         return PackedShape.of([sizes[self._fitting] for sizes in self.corpus.sizes.values()], max_tokens,
@@ -178,30 +183,32 @@ class Feed:
 
     def batches(self, epoch: int = 1, start: int = 0, rank: int = 0, size: int = 1) -> Generator[AnyBatch]:
         """The epoch's batches from number `start` on, on the device; those that fall to one of several ranks."""
-        yield from self._prepared(self.plan(epoch)[start + rank :: size], epoch)
+        plan = self.plan(epoch)
+        yield from self._prepared(plan, range(start + rank, len(plan), size), epoch)
 
     def shares(self, epoch: int, start: int, update_freq: int, rank: int = 0, size: int = 1, *,
                has_fillers: bool = False) -> Generator[Share]:
         """One a rank and an update. The last update of an epoch may leave a rank without a batch, or with a filler."""
-        plan = self.plan(epoch)[start:]
-        own = plan[rank::size]
-        if has_fillers and plan and len(own) < -(-len(plan) // size):
-            own.append(plan[-1])
-        batches = self._prepared(own, epoch)
-        for first in range(0, len(plan), update_freq * size):
-            total = min(update_freq * size, len(plan) - first)
+        plan = self.plan(epoch)
+        own, left = list(range(start + rank, len(plan), size)), len(plan) - start
+        if has_fillers and left > 0 and len(own) < -(-left // size):
+            own.append(len(plan) - 1)
+        batches = self._prepared(plan, own, epoch)
+        for first in range(0, left, update_freq * size):
+            total = min(update_freq * size, left - first)
             yield Share(list(islice(batches, -(-total // size) if has_fillers else len(range(rank, total, size)))), total)
 
-    def _prepared(self, plan: Sequence[list[int]], epoch: int) -> Iterator[AnyBatch]:
+    def _prepared(self, plan: Sequence[list[int]], numbers: Iterable[int], epoch: int) -> Iterator[AnyBatch]:
+        """Batches of the plan, by their numbers in it."""
         if self.limits.num_workers == 0:
-            for indices in plan:
-                yield self._load(indices, epoch)
+            for number in numbers:
+                yield self._load(plan[number], epoch, number)
             return
         pending: deque[Future[AnyBatch]] = deque()
         with ThreadPoolExecutor(self.limits.num_workers, thread_name_prefix="batches") as threads:
             try:
-                for indices in plan:
-                    pending.append(threads.submit(self._load, indices, epoch))
+                for number in numbers:
+                    pending.append(threads.submit(self._load, plan[number], epoch, number))
                     if len(pending) > AHEAD * self.limits.num_workers:
                         yield pending.popleft().result()
                 while pending:
@@ -210,14 +217,22 @@ class Feed:
                 # Whoever stops reading half-way should not wait for batches that nobody will see.
                 threads.shutdown(wait=False, cancel_futures=True)
 
-    def _load(self, indices: list[int], epoch: int) -> AnyBatch:
+    def _load(self, indices: list[int], epoch: int, number: int) -> AnyBatch:
+        batch = self._read(indices, epoch)
+        if self.subsets is not None:
+            # Where a GPU may replay an update, its shapes do not depend on what was drawn.
+            is_static = self.packed_shape is not None or (self.device.type == "cuda" and not self.is_flat)
+            batch = self.subsets.given_to(batch, epoch, number, is_static=is_static, capacities=self._capacities)
+        return batch.to(self.device)
+
+    def _read(self, indices: list[int], epoch: int) -> AnyBatch:
         if self.packed_shape is not None:
             assert isinstance(self.corpus, ParallelCorpus), "pairs of sentences are packed"
-            return self.corpus.packed_batch(indices, self.packed_shape).to(self.device)
+            return self.corpus.packed_batch(indices, self.packed_shape)
         if self.is_flat:
             assert isinstance(self.corpus, ParallelCorpus), "pairs of sentences are laid end to end"
-            return self.corpus.flat_batch(indices).to(self.device)
-        return self.corpus.batch(indices, (self.seed, epoch)).to(self.device)
+            return self.corpus.flat_batch(indices)
+        return self.corpus.batch(indices, (self.seed, epoch))
 
 
 def _digest(numbers: Iterable[np.ndarray]) -> str:

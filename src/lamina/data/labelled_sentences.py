@@ -7,15 +7,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.data.batching import moved, pad_rows
+from lamina.data.batching import cut_draw, moved, pad_rows
 from lamina.data.binary import BinaryReader
 from lamina.errors import DataError
 from lamina.text.vocabulary import EOS, FIRST_WORD_ID, Vocabulary
+
+if TYPE_CHECKING:
+    from lamina.data.layer_subsets import Draw
 
 FIRST_INPUT, SECOND_INPUT, LABEL = "input0", "input1", "label"
 
@@ -27,6 +31,8 @@ class SentenceBatch:
     tokens: Tensor  # (B, T)
     target: Tensor  # (B,)
     indices: tuple[int, ...]
+    drawn: Tensor | None = None  # int32: where the sentences are that run each layer, as `draw` cuts it
+    draw: Draw | None = None  # LayerDrop per sentence (data/layer_subsets.py)
 
     @property
     def inputs(self) -> tuple[Tensor]:
@@ -44,7 +50,7 @@ class SentenceBatch:
         return moved(self, device)
 
     def rows(self, rows: slice) -> SentenceBatch:
-        return SentenceBatch(self.tokens[rows], self.target[rows], self.indices[rows])
+        return cut_draw(self, rows, SentenceBatch(self.tokens[rows], self.target[rows], self.indices[rows]))
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.data.batching import moved, pad_rows
+from lamina.data.batching import cut_draw, moved, pad_rows
 from lamina.data.blocks import TokenBlocks
 from lamina.data.masking import Masker
 from lamina.errors import DataError
 from lamina.text.vocabulary import BOS, MASK_SYMBOL
+
+if TYPE_CHECKING:
+    from lamina.data.layer_subsets import Draw
 
 # Sets these draws apart from others that the seed and a count decide.
 STREAM = 2
@@ -29,6 +33,8 @@ class MaskedBatch:
     places: Tensor  # (N,)
     target: Tensor  # (N,)
     indices: tuple[int, ...]
+    drawn: Tensor | None = None  # int32: where the sentences are that run each layer, as `draw` cuts it
+    draw: Draw | None = None  # LayerDrop per sentence (data/layer_subsets.py)
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor]:
@@ -49,8 +55,8 @@ class MaskedBatch:
         start, stop, _ = rows.indices(len(self.tokens))
         width = self.tokens.size(1)
         is_inside = (self.places >= start * width) & (self.places < stop * width)
-        return MaskedBatch(self.tokens[rows], self.places[is_inside] - start * width, self.target[is_inside],
-                           self.indices[rows])
+        return cut_draw(self, rows, MaskedBatch(self.tokens[rows], self.places[is_inside] - start * width,
+                                                self.target[is_inside], self.indices[rows]))
 
 
 class MaskedBlocks:

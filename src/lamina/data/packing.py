@@ -12,15 +12,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.data.batching import moved
+from lamina.data.batching import cut_draw, moved
 from lamina.packed import FIRST_POSITION, PAD_POSITION, Packed
 from lamina.text.vocabulary import EOS, PAD
+
+if TYPE_CHECKING:
+    from lamina.data.layer_subsets import Draw
 
 # Rows that were cut shorter keep a length that kernels like.
 PLACES_MULTIPLE = 128
@@ -106,6 +109,8 @@ class PackedBatch:
     num_target_tokens: int
     indices: tuple[int, ...]
     recurs: bool = True  # whether batches of this shape come again and again
+    drawn: Tensor | None = None  # int32: where the sentences are that run each layer, as `draw` cuts it
+    draw: Draw | None = None  # LayerDrop per sentence (data/layer_subsets.py)
 
     @cached_property
     def sides(self) -> Sides:
@@ -136,7 +141,8 @@ class PackedBatch:
         shape = PackedShape(-(-needed // PLACES_MULTIPLE) * PLACES_MULTIPLE, stop - first, self.shape.longest)
         if self.shape.target_places is not None:
             shape = PackedShape.flat(source, target)
-        return replace(packed(source, target, shape, self.indices[first:stop]), recurs=False).to(self.buffer.device)
+        part = replace(packed(source, target, shape, self.indices[first:stop]), recurs=False)
+        return cut_draw(self, rows, part).to(self.buffer.device)
 
 
 def packed(source: Sentences, target: Sentences, shape: PackedShape, indices: Sequence[int]) -> PackedBatch:
@@ -159,15 +165,20 @@ def flat(source: Sentences, target: Sentences, indices: Sequence[int]) -> Packed
 
 def _fill_(side: Packed, given: Sentences) -> None:
     """The side lies on the host, and holds nothing but pads."""
-    number, longest = len(given.ids), side.longest
-    ids, positions, sentences, bounds = (part.numpy() for part in (side.ids[0], side.positions[0], side.sentences, side.bounds))
-    places = len(ids)
-    ends = np.append(np.cumsum(given.sizes), np.arange(number + longest, places, longest))  # those of pads follow
-    bounds[0], bounds[1 : len(ends) + 1], bounds[len(ends) + 1 :] = 0, ends, places
+    number = len(given.ids)
+    ids, positions = (part.numpy() for part in (side.ids[0], side.positions[0]))
     ids[:number] = given.ids
     starts = np.repeat(np.cumsum(given.sizes) - given.sizes, given.sizes)
     positions[:number], positions[number:] = np.arange(FIRST_POSITION, number + FIRST_POSITION) - starts, PAD_POSITION
-    sentences[:] = np.searchsorted(bounds, np.arange(places), side="right")
+    fill_bounds_(side.bounds.numpy(), side.sentences.numpy(), given.sizes, side.longest)
+
+
+def fill_bounds_(bounds: np.ndarray, sentences: np.ndarray, sizes: np.ndarray, longest: int) -> None:
+    """Of sentences of these sizes, and of the pads that fill the row behind them."""
+    number, places = int(sizes.sum()), len(sentences)
+    ends = np.append(np.cumsum(sizes), np.arange(number + longest, places, longest))  # those of pads follow
+    bounds[0], bounds[1 : len(ends) + 1], bounds[len(ends) + 1 :] = 0, ends, places
+    sentences[:] = np.repeat(np.arange(1, len(bounds)), np.diff(bounds))
 
 
 def _some_of(side: Packed, first: int, stop: int) -> Sentences:

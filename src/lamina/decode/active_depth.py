@@ -31,4 +31,5 @@ def active_layers(depth: Depth, models: Sequence[nn.Module]) -> ActiveLayers:
 def layer_counts(active: ActiveLayers, model: nn.Module) -> dict[str, int]:
     """How many layers of each stack run."""
     own = {"encoder": active.encoder, "decoder": active.decoder}
-    return {side: size if (chosen := own[side]) is None else sum(chosen) for side, size in stack_sizes(model).items()}
+    return {side: size if (chosen := own[side]) is None else sum(map(bool, chosen))
+            for side, size in stack_sizes(model).items()}

@@ -33,6 +33,7 @@ class Figures(NamedTuple):
 
     values: dict[str, float]
     compared: dict[str, dict[str, float]]  # by metric: a system against a baseline
+    more: dict[str, float]  # numbers beside the figures, such as seconds
 
 
 def read_figures(path: Path) -> Figures:
@@ -40,7 +41,8 @@ def read_figures(path: Path) -> Figures:
         content = read_json(path)
         values = {name: float(value) for name, value in content["figures"].items()}
         return Figures(values, {name: {key: float(found[key]) for key in ("difference", "p")}
-                                for name, found in content.get("compared", {}).items()})
+                                for name, found in content.get("compared", {}).items()},
+                       {name: float(value) for name, value in content.items() if type(value) in (int, float)})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise DataError(f"{path} should hold figures as --json writes them, and cannot be read as such. Remove it, and the "
                         "same command measures again.") from None

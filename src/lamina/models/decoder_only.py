@@ -34,7 +34,8 @@ class DecoderOnly(Model):
     def forward(self, tokens: Tensor, active: ActiveLayers = ALL_LAYERS) -> list[Term]:  # type: ignore[override]
         """What the head says of the token after each place. tokens: (B, T), padded on the right"""
         layout = Layout.of_ids(tokens, self.pad_id)
-        output = self.decoder(self.target_embedding(tokens, layout), lambda layer, index, x: layer(x, layout), active.decoder)
+        output = self.decoder(self.target_embedding(tokens, layout),
+                              lambda layer, index, x, *kept: layer(x, layout, *kept), active.decoder)
         return self.head.terms(output)
 
     @property

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lamina.models.contract import Model
-from lamina.nn.cache import KeyValues, LayerCache, StepState, put_rows_, select_rows
+from lamina.nn.cache import KeyValues, LayerCache, StepState, put_rows_, select_rows, widened
 from lamina.nn.cross_entropy import Term
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.fusion import Memory
@@ -46,6 +46,11 @@ class DecoderState(StepState):
         super().put_(rows, other)
         put_rows_((self.layout, self.surface), rows, (other.layout, other.surface))
 
+    def widen_(self, other: StepState) -> None:
+        assert isinstance(other, DecoderState)
+        super().widen_(other)
+        self.layout, self.surface = widened((self.layout, self.surface), (other.layout, other.surface))
+
 
 class EncoderDecoder(Model):
     """Blocks only: what they are and how they are shared was decided in models/build.py."""
@@ -67,7 +72,8 @@ class EncoderDecoder(Model):
     def encode(self, source: Rows, active: ActiveLayers = ALL_LAYERS) -> Encoded:
         ids, layout = lay_out(source, self.pad_id)
         embedded = self.source_embedding(ids, layout)
-        return Encoded(self.encoder(embedded, lambda layer, index, x: layer(x, layout), active.encoder), layout, ids)
+        output = self.encoder(embedded, lambda layer, index, x, *kept: layer(x, layout, *kept), active.encoder)
+        return Encoded(output, layout, ids)
 
     def forward(self, source: Rows, target_in: Rows, active: ActiveLayers = ALL_LAYERS) -> list[Term]:  # type: ignore[override]
         """What the head says of each target position; training/loss.py or `log_probs` turns it into numbers."""
@@ -76,7 +82,8 @@ class EncoderDecoder(Model):
         memory, memory_layout = self.memory.prepare(encoded.output), encoded.layout
         output = self.decoder(
             self.target_embedding(ids, layout),
-            lambda layer, index, x: layer(x, layout, self.memory(memory, index), memory_layout), active.decoder)
+            lambda layer, index, x, *kept: layer(x, layout, self.memory(memory, index), memory_layout, *kept),
+            active.decoder)
         return self.head.terms(output, self.head.start(*encoded), layout)
 
     @property

@@ -34,7 +34,7 @@ class MaskedModel(Model):
     def encode(self, tokens: Tensor, active: ActiveLayers = ALL_LAYERS) -> StackOutput:
         layout = Layout.of_ids(tokens, self.pad_id)
         embedded = self.source_embedding(tokens, layout)
-        return self.encoder(embedded, lambda layer, index, x: layer(x, layout), active.encoder)
+        return self.encoder(embedded, lambda layer, index, x, *kept: layer(x, layout, *kept), active.encoder)
 
     def forward(self, tokens: Tensor, places: Tensor | None = None, active: ActiveLayers = ALL_LAYERS) -> list[Term]:  # type: ignore[override]
         """What the head says of the masked tokens alone, so that the others cost it nothing; without places, of all tokens.

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lamina.errors import CheckpointError
+from lamina.errors import CheckpointError, ConfigError
+from lamina.nn.subset import put, take
+from lamina.packed import Places
 
 INPUT = "input"
 OUTPUT = "output"
@@ -57,6 +59,17 @@ class StackMixing(nn.Module):
     def skip(self, kept: Any, index: int) -> None:
         """The layer does not run."""
         kept.append(kept[-1])
+
+    def part(self, read: Any, places: Places) -> Any:
+        """What some sentences alone read."""
+        return take(read, places)
+
+    def note_part(self, kept: Any, index: int, output: Any, places: Places) -> None:
+        """What the layer put out for some sentences; the others do not run it."""
+        if type(self).note is not StackMixing.note:
+            raise ConfigError(f"{type(self).__name__} does not say what a layer notes that some sentences leave out: give it "
+                              "`part` and `note_part` (lamina.nn.mixing.StackMixing), or take --layerdrop-draws batch.")
+        kept.append(put(kept[-1], output, places))
 
     def state(self, kept: Any) -> Tensor:
         """The stream after the layers so far, for those who read states of the stack. (B, T, D)"""

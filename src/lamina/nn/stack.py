@@ -33,6 +33,8 @@ from lamina.nn.embedding import Embedded
 from lamina.nn.feed_forward import FeedForward
 from lamina.nn.layout import AnyLayout, Layout
 from lamina.nn.mixing import Lower, StackMixing, with_lower
+from lamina.nn.subset import lay_out_part, put, take
+from lamina.packed import Subset
 
 
 class StackOutput(NamedTuple):
@@ -44,10 +46,10 @@ class StackOutput(NamedTuple):
 
 
 class ActiveLayers(NamedTuple):
-    """Which layers of a model's stacks run in a pass; None: all of them."""
+    """Which layers of a model's stacks run in a pass: each, or for which sentences; None: all of them for all."""
 
-    encoder: Sequence[bool] | None = None
-    decoder: Sequence[bool] | None = None
+    encoder: Sequence[bool | Subset] | None = None
+    decoder: Sequence[bool | Subset] | None = None
 
 
 ALL_LAYERS = ActiveLayers()
@@ -64,7 +66,17 @@ class EncoderLayer(nn.Module):
         self.ffn = ffn
         self.ffn_residual = ffn_residual
 
-    def forward(self, x: Tensor, layout: AnyLayout) -> Tensor:
+    def forward(self, x: Any, layout: AnyLayout, kept: Subset | None = None, passed: Tensor | None = None) -> Any:
+        """With `kept`, for these sentences alone: put back among all of `passed`, where the others stay as they are.
+
+        Without `passed`, x is theirs already, and so is the result.
+        """
+        if kept is None:
+            return self._all(x, layout)
+        own = self._all(x if passed is None else take(x, kept.own), lay_out_part(layout, kept.own))
+        return own if passed is None else put(passed, own, kept.own)
+
+    def _all(self, x: Any, layout: AnyLayout) -> Any:
         return self._run(x, lambda x, lower: self.attention(x, layout, lower=lower))
 
     def _run(self, x: Any, attend: Callable[[Tensor, Lower | None], Tensor]) -> Any:
@@ -78,7 +90,7 @@ class EncoderLayer(nn.Module):
 class CausalLayer(EncoderLayer):
     """A decoder layer that reads nothing but its own past."""
 
-    def forward(self, x: Tensor, layout: AnyLayout) -> Tensor:
+    def _all(self, x: Any, layout: AnyLayout) -> Any:
         return self._run(x, lambda x, lower: self.attention.causal(x, layout, lower))
 
     def read(self, x: Tensor, past: KeyValues) -> Tensor:
@@ -103,7 +115,16 @@ class DecoderLayer(nn.Module):
         self.ffn = ffn
         self.ffn_residual = ffn_residual
 
-    def forward(self, x: Tensor, layout: AnyLayout, memory: Tensor, memory_layout: AnyLayout) -> Tensor:
+    def forward(self, x: Any, layout: AnyLayout, memory: Tensor, memory_layout: AnyLayout, kept: Subset | None = None,
+                passed: Tensor | None = None) -> Any:
+        """With `kept`, for these sentences alone, as in EncoderLayer; the others' keys and values are not projected."""
+        if kept is None:
+            return self._all(x, layout, memory, memory_layout)
+        own = self._all(x if passed is None else take(x, kept.own), lay_out_part(layout, kept.own), take(memory, kept.memory),
+                        lay_out_part(memory_layout, kept.memory))
+        return own if passed is None else put(passed, own, kept.own)
+
+    def _all(self, x: Any, layout: AnyLayout, memory: Tensor, memory_layout: AnyLayout) -> Any:
         projected = self.cross_attention.project(memory)
         return self._run(x, lambda x, lower: self.attention.causal(x, layout, lower),
                          lambda x: self.cross_attention(x, projected, memory_layout, layout))
@@ -122,12 +143,12 @@ class DecoderLayer(nn.Module):
         return with_lower(x, run)
 
 
-# How to run one layer: call(layer, its index, the stream so far).
-LayerCall = Callable[[Any, int, Any], Any]
+# How to run one layer: call(layer, its index, the stream so far), or for some sentences alone call(.., which, what they pass).
+LayerCall = Callable[..., Any]
 
 
 class LayerStack(nn.Module):
-    """Layers in order; a layer whose turn is masked out is the identity (Fan et al. 2020).
+    """Layers in order; a sentence, or a whole batch, that leaves a layer out passes it unchanged (Fan et al. 2020).
 
     With a `mixing`, a layer reads what that makes of the states and layers below it (nn/mixing.py).
     With `recomputes`, training keeps each layer's input alone and computes the rest again for the gradient, with the same
@@ -143,20 +164,24 @@ class LayerStack(nn.Module):
         self.kept_states = frozenset(kept_states)
         self.recomputes = False
 
-    def forward(self, embedded: Embedded, call: LayerCall, active: Sequence[bool] | None = None) -> StackOutput:
-        assert active is None or len(active) == len(self.layers), "a yes or no for each layer"
+    def forward(self, embedded: Embedded, call: LayerCall, active: Sequence[bool | Subset] | None = None) -> StackOutput:
+        assert active is None or len(active) == len(self.layers), "a yes, a no or a subset for each layer"
         x, mixing = embedded.input, self.mixing
         states, below = [self._kept(0, x)], None if mixing is None else mixing.begin(x)
         if self.recomputes and self.training and torch.is_grad_enabled():
             call = _recomputed(call)
         for index, layer in enumerate(self.layers):
             # Identity, not absence: states[i + 1] is always the output of layer i, so readers need no special case.
-            if active is None or active[index]:
-                if mixing is None:
-                    x = call(layer, index, x)
-                else:
-                    mixing.note(below, index, call(layer, index, mixing.read(below, layer, index)))
-            elif mixing is not None:
+            kept = True if active is None else active[index]
+            if mixing is None:
+                if kept is not False:
+                    x = call(layer, index, x, kept, x) if isinstance(kept, Subset) else call(layer, index, x)
+            elif isinstance(kept, Subset):
+                own = mixing.part(mixing.read(below, layer, index), kept.own)
+                mixing.note_part(below, index, call(layer, index, own, kept, None), kept.own)
+            elif kept:
+                mixing.note(below, index, call(layer, index, mixing.read(below, layer, index)))
+            else:
                 mixing.skip(below, index)
             if mixing is not None and index + 1 in self.kept_states:
                 x = mixing.state(below)
@@ -170,7 +195,7 @@ class LayerStack(nn.Module):
 
 
 def _recomputed(call: LayerCall) -> LayerCall:
-    return lambda layer, index, x: checkpoint(call, layer, index, x, use_reentrant=False)
+    return lambda *arguments: checkpoint(call, *arguments, use_reentrant=False)
 
 
 def stacks_of(model: nn.Module) -> dict[str, LayerStack]:

@@ -23,10 +23,10 @@ from lamina.parts.search_contracts import RuleInForce, RulePlace, Stage, Step, S
 from lamina.parts.task_contracts import TaskKind
 from lamina.parts.text_contracts import EDITS, REFERENCES, SOURCES, Figure, Metric, MetricInputs, Score, SubwordLibrary
 from lamina.parts.tracking_contracts import Recorder, TrackedRun, Tracker
-from lamina.parts.training_contracts import Criterion, Curve, MatrixRule, Optimizer, Rates, Schedule
+from lamina.parts.training_contracts import Criterion, Curve, MatrixRule, Optimizer, Rates, Schedule, ValidatedCurve
 
 __all__ = ["EDITS", "REFERENCES", "SOURCES", "Adapter", "Beginning", "Criterion", "Curve", "DepthResidual", "Figure",
            "Fusion", "FusionPlace", "Head", "HeadPlace", "LayerPlace", "MatrixRule", "Metric", "MetricInputs", "Mixing",
            "ModelPart", "Optimizer", "Part", "Positions", "Rates", "Recorder", "Residual", "RuleInForce", "RulePlace",
            "Schedule", "Score", "Stage", "Step", "StepRule", "SubwordLibrary", "TaskKind", "TrackedRun", "Tracker",
-           "without_pre_norm"]
+           "ValidatedCurve", "without_pre_norm"]

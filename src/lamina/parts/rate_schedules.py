@@ -1,6 +1,7 @@
 """How the learning rate moves: the kinds of --lr-scheduler, each with its options and its curve.
 
-A curve holds no state, so resuming needs nothing but the count: `schedule(n, epoch)` is the rate of update n + 1.
+`schedule(n, epoch)` is the rate of update n + 1. Most curves hold no state, so that resuming needs nothing but the count; the
+one that looks at validation keeps its state in the run's progress.
 `--lr`, `--min-lr` and `--max-update` belong to training as a whole and come in as `Rates`.
 """
 
@@ -11,12 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lamina.fields import check, flag
-from lamina.parts.contracts import Curve, Rates, Schedule
+from lamina.parts.contracts import Curve, Rates, Schedule, ValidatedCurve
 from lamina.registry import register
 
 _WARMUP_HELP = ("raise the learning rate in a straight line over the first N updates; 4000 suits Post-LN models, "
                 "deeper ones need more")
-_SHRINK_HELP = "factor on the learning rate at each annealed epoch (fixed) or restart (cosine); 0.5 to 0.75 is gentle"
+_SHRINK_HELP = ("factor on the learning rate at each annealed epoch (fixed), restart (cosine) or plateau "
+                "(reduce_lr_on_plateau); 0.5 to 0.75 is gentle")
+# As in torch: a rate that would fall by less stays.
+LEAST_FALL = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +191,62 @@ class Cosine(WarmUpFrom):
             updates_done, start, low, high, self.warmup_updates, period, self.t_mult, self.lr_shrink)
 
 
+@register.schedule("reduce_lr_on_plateau")
+@dataclass(frozen=True, kw_only=True)
+class ReduceOnPlateau(WarmUpFrom):
+    """--lr until validation gets no better, then --lr-shrink times that.
+
+    Looks at --best-checkpoint-metric at the end of each epoch that is validated, once warm-up is over, as in fairseq.
+    """
+
+    lr_shrink: float = flag(0.1, _SHRINK_HELP)
+    lr_threshold: float = flag(1e-4, "a score that is better by a smaller share of the best one is no improvement")
+    lr_patience: int = flag(0, "validations without improvement that are borne before the learning rate falls")
+
+    needs_validation = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_shrink(self.lr_shrink)
+        check(0.0 <= self.lr_threshold < 1.0, f"--lr-threshold is {self.lr_threshold}; it must lie in [0, 1). Try 0.0001.")
+        check(self.lr_patience >= 0, f"--lr-patience is {self.lr_patience}; it must be 0 or more.")
+
+    def build(self, rates: Rates) -> Curve:
+        return PlateauCurve(self, self.start(0.0), rates.only(self))
+
+
 # -- the curves
+
+
+class PlateauCurve(ValidatedCurve):
+    """As torch's ReduceLROnPlateau with a relative threshold, which fairseq wraps."""
+
+    def __init__(self, options: ReduceOnPlateau, start: float, peak: float) -> None:
+        self.options = options
+        self.start = start
+        self.peak = peak
+        self.state = {}
+
+    def __call__(self, updates_done: int, epoch: int = 1) -> float:
+        if updates_done < self.options.warmup_updates:
+            return warm_up(updates_done, self.start, self.peak, self.options.warmup_updates)
+        return self.state.get("rate", self.peak)
+
+    def validated(self, score: float, updates_done: int, *, larger_is_better: bool) -> None:
+        if self.options.warmup_updates > 0 and updates_done <= self.options.warmup_updates:
+            return
+        state, threshold = self.state, self.options.lr_threshold
+        best = state.get("best", -math.inf if larger_is_better else math.inf)
+        # Written as torch writes it, so that rounding decides alike.
+        if score > best * (threshold + 1.0) if larger_is_better else score < best * (1.0 - threshold):
+            state |= {"best": score, "stale": 0}
+            return
+        state["stale"] = state.get("stale", 0) + 1
+        if state["stale"] > self.options.lr_patience:
+            rate = state.get("rate", self.peak)
+            if rate - rate * self.options.lr_shrink > LEAST_FALL:
+                state["rate"] = rate * self.options.lr_shrink
+            state["stale"] = 0
 
 
 def warm_up(updates_done: int, start: float, peak: float, warmup_updates: int) -> float:

@@ -114,6 +114,23 @@ class Curve(Protocol):
     def __call__(self, updates_done: int, epoch: int = 1) -> float: ...
 
 
+class ValidatedCurve(ABC):
+    """A curve that also depends on what validation said. All it remembers is in `state`, which checkpoints hold.
+
+    An entry named `best` or `stale` is of a score, and goes when the run is measured by another one.
+    """
+
+    state: dict[str, float]  # empty at first; the run may put another one in its place, and then `validated` changes that
+
+    @abstractmethod
+    def __call__(self, updates_done: int, epoch: int = 1) -> float:
+        """As of any curve."""
+
+    @abstractmethod
+    def validated(self, score: float, updates_done: int, *, larger_is_better: bool) -> None:
+        """An epoch ended with this score of --best-checkpoint-metric."""
+
+
 class Schedule(Part):
     """How the learning rate moves (--lr-scheduler)."""
 
@@ -122,7 +139,10 @@ class Schedule(Part):
     topic = "Learning rate"
 
     uses_min_lr: ClassVar[bool] = False  # whether --min-lr is the end of its line rather than a reason to stop
+    needs_validation: ClassVar[bool] = False  # whether `build` returns a ValidatedCurve
 
     @abstractmethod
     def build(self, rates: Rates) -> Curve:
-        """The rate for the next update, once so many are done, in an epoch that counts from 1: a pure function."""
+        """The rate for the next update, once so many are done, in an epoch that counts from 1: a pure function, or a
+        `ValidatedCurve`.
+        """

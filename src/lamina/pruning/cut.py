@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
 from lamina.checkpoint.marks import layers_as_trained
+from lamina.config.drop_rates import schedule_of_layers
 from lamina.config.keep import SIDES, KeepConfig, kept_layers, layers_of_record, record_text, was_kept
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, ConfigError
@@ -85,7 +86,9 @@ def _pruned_config(config: ModelConfig, keep: Keep) -> ModelConfig:
         return config
     config = config.with_trained_depths()
     cut = _cut(config, keep)
-    return replace(config, init=config.init.pruned(cut), encoder=replace(config.encoder, num_layers=len(cut.encoder)),
+    return replace(config, init=config.init.pruned(cut),
+                   layer_drop_schedule=schedule_of_layers(config.layer_drop_schedule, (cut.encoder, cut.decoder)),
+                   encoder=replace(config.encoder, num_layers=len(cut.encoder)),
                    decoder=replace(config.decoder, num_layers=len(cut.decoder)), fusion=config.fusion.pruned(cut),
                    surface=config.surface.pruned(cut), mixing=config.mixing.pruned(cut))
 

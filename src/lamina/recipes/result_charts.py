@@ -12,9 +12,9 @@ from lamina.analysis.drawing import COLOURS, MARKERS, new_figure, save_figure
 from lamina.errors import ConfigError
 from lamina.recipes.depth_charts import draw_by_depth
 from lamina.recipes.plan import run_name
-from lamina.recipes.printed_figures import training_rows
 from lamina.recipes.recipe_file import FigureWords, find_recipe, grid_parts
 from lamina.recipes.results import RUN, Row, latest
+from lamina.recipes.run_figures import training_rows
 
 # More curves than that in a panel, or panels in a row, nobody could read.
 MOST_VARIANTS, MOST_PANELS = 14, 4

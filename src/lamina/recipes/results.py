@@ -122,7 +122,7 @@ def _shown_figures(row: Row) -> dict[str, float]:
     if "train" in row.get("seconds", {}) and not row["cut"]:
         figures[SECONDS] = row["seconds"]["train"]
     return figures if row.get("jobs", 1) == 1 else {
-        name: value for name, value in figures.items() if name != SECONDS and not name.endswith("/s")}
+        name: value for name, value in figures.items() if name != SECONDS and not name.endswith(("/s", "/update"))}
 
 
 def _statuses(rows: list[Row]) -> str:

@@ -27,7 +27,6 @@ from lamina.preprocess.workers import Workers, available_cores
 from lamina.recipes.dataset import check_places
 from lamina.recipes.plan import Places, RunPlan, Stage, check_stages, figures_path, plan_comparisons, plan_data, plan_run
 from lamina.recipes.prepare import REPORT_NAME
-from lamina.recipes.printed_figures import comparison_figures, decoding_speed, score_figures, training_figures
 from lamina.recipes.recipe_file import Recipe
 from lamina.recipes.results import (
     COMPARISON,
@@ -41,9 +40,11 @@ from lamina.recipes.results import (
     read_rows,
     render,
 )
+from lamina.recipes.run_figures import comparison_figures, decoding_speed, score_figures, training_figures
 from lamina.recipes.worker import OUTCOME_NAME, PLAN_NAME, STAGES_NAME, is_done, log_path, read_records
 
 ROWS_NAME = "rows.json"
+HEAL_SUFFIX = ".heal"  # of the folder that `lamina prune --heal` trains in; pruning/heal.py says the same
 # How long a run may take to save its state when it is told to stop.
 SECONDS_TO_SAVE = 120.0
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -161,8 +162,12 @@ class Runner:
             shutil.rmtree(plan.checkpoints, ignore_errors=True)
             return
         for path in plan.checkpoints.iterdir():
-            if path.name not in plan.keeps and path.is_file():
+            if path.name in plan.keeps:
+                continue
+            if path.is_file():
                 path.unlink(missing_ok=True)
+            elif path.suffix == HEAL_SUFFIX:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _work(self, folder: Path, title: str, stages: Sequence[Stage], digest: str) -> dict[str, Any]:
         """Let a process work on the stages until it is through or we are to stop."""
@@ -282,7 +287,7 @@ def rows_of(plan: RunPlan, outcome: dict[str, Any], recipe: Recipe, wishes: Wish
         for one in evaluations:
             found = score_figures(Path(one.figures)) if status in MEASURED else {}
             figures |= {f"{one.test} {name}": value for name, value in found.items()}
-            speed = decoding_speed(_text(log_path(plan.folder, one.stage))) if found else None
+            speed = decoding_speed(Path(one.speed)) if found and one.hypotheses else None
             if speed is not None:
                 figures[f"{one.test} sentences/s"] = speed
         if status == "stopped" and not figures:
@@ -306,13 +311,6 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def run_recipes(recipes: Sequence[Recipe], places: Places, wishes_of: Callable[[Recipe], Wishes], stop_after: float) -> None:

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from lamina.config.train_options import TrainConfig
-from lamina.parts.contracts import Curve
+from lamina.parts.contracts import Curve, ValidatedCurve
 from lamina.training.progress import Progress
 from lamina.training.report import Reporter
 from lamina.training.saver import Saver
@@ -44,6 +44,9 @@ class Checks:
         if is_due and not validation.is_off:
             metrics = self.validator.figures(epoch)
             watch.validated(metrics)
+            if is_epoch_end and isinstance(self.schedule, ValidatedCurve):
+                self.schedule.validated(metrics[validation.best_metric], progress.updates - progress.schedule_start,
+                                        larger_is_better=validation.prefers_larger)
         self.saver.check_weights()
         is_best = bool(metrics) and self.validator.take_score(metrics, is_doubtful=bool(watch.doubt))
         names = self.saver.keeper.names_due(epoch=epoch, updates=progress.updates, is_epoch_end=is_epoch_end, is_best=is_best)

@@ -11,10 +11,11 @@ from itertools import islice
 import torch
 
 from lamina.config.batches import BY_LENGTH, BatchConfig
-from lamina.config.train_options import TrainConfig
+from lamina.config.train_options import BY_SENTENCE, TrainConfig
 from lamina.data.batching import AnyBatch
 from lamina.data.corpus import Corpus, ParallelCorpus
 from lamina.data.feed import Feed
+from lamina.data.layer_subsets import LayerSubsets
 from lamina.errors import DataError
 from lamina.tasks.base import Task
 
@@ -34,7 +35,7 @@ class Feeds:
         folder = (epoch - 1) % len(self.task.folders)
         if folder not in self._train:
             self._train[folder] = self._feed(self.task.train_corpus(epoch), self.config.batches, is_shuffled=True,
-                                             is_packed=self.is_packed)
+                                             is_packed=self.is_packed, subsets=self._subsets())
             if len(self._train[folder].too_long.indices):
                 self.note(self._train[folder].describe_too_long())
         return self._train[folder]
@@ -67,6 +68,13 @@ class Feeds:
             self.note(feed.describe_too_long())
         return feed
 
-    def _feed(self, corpus: Corpus, limits: BatchConfig, *, is_shuffled: bool, is_packed: bool = False) -> Feed:
-        return Feed(corpus, seed=self.config.seed, limits=limits, device=self.device, is_shuffled=is_shuffled,
+    def _subsets(self) -> LayerSubsets | None:
+        """Of LayerDrop per sentence: other draws are made as updates come (training/layer_drop.py)."""
+        rates = self.config.model.layer_drop_rates
+        is_drawn = self.config.optimization.layer_drop_draws == BY_SENTENCE and any(map(any, rates))
+        return LayerSubsets(rates, self.config.seed) if is_drawn else None
+
+    def _feed(self, corpus: Corpus, limits: BatchConfig, *, is_shuffled: bool, is_packed: bool = False,
+              subsets: LayerSubsets | None = None) -> Feed:
+        return Feed(corpus, seed=self.config.seed, limits=limits, device=self.device, is_shuffled=is_shuffled, subsets=subsets,
                     max_positions=self.task.max_positions, is_packed=is_packed and isinstance(corpus, ParallelCorpus))

@@ -21,9 +21,12 @@ def introduce(run: Run) -> None:
     note(f"num. model params: {num_params} (num. trained: {num_params})")
     note(effective_batch(run))
     num_batches = run.feeds.update_freq(epoch) * run.ranks.size
-    if run.layer_drop.is_on and not run.layer_drop.is_by_batch and num_batches > 1 and not config.ranks.is_sharded:
-        note(f"LayerDrop draws once for the {num_batches} batches of an update; --layerdrop-draws batch draws for each, and "
-             "mostly learns faster (docs/layerdrop.md)")
+    if run.layer_drop is not None:
+        once = num_batches > 1 and not run.layer_drop.is_by_batch
+        for_what = f"once for the {num_batches} batches of an update" if once else "once for each batch"
+        slower = ", whose updates run eagerly" if run.ranks.device.type == "cuda" else ""
+        note(f"LayerDrop draws layers {for_what}{slower}; --layerdrop-draws sentence learns better and is faster "
+             "(docs/layerdrop.md)")
 
 
 def effective_batch(run: Run) -> str:

@@ -1,4 +1,7 @@
-"""Which layers run in an update (LayerDrop, Fan et al. 2020)."""
+"""Which layers run in an update, or in each of its batches (LayerDrop, Fan et al. 2020).
+
+That is how fairseq draws. Per default each sentence draws its own, when its batch is made: data/layer_subsets.py.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lamina.config.model import ModelConfig, StackConfig
+from lamina.config.model import ModelConfig
 from lamina.nn.stack import ActiveLayers
 
 # Sets these draws apart from others that --seed and a count decide, such as the order of the data.
@@ -23,7 +26,7 @@ class LayerDrop:
 
     def __init__(self, config: ModelConfig, seed: int, *, is_by_batch: bool = False) -> None:
         self.is_by_batch = is_by_batch
-        self.rates = tuple(drop_rates(stack, config.layer_drop_schedule) for stack in (config.encoder, config.decoder))
+        self.rates = config.layer_drop_rates
         self.seed = seed
 
     @property
@@ -48,10 +51,3 @@ def run_in_any(draws: Sequence[ActiveLayers]) -> ActiveLayers:
     """The layers that run in one of the batches at least."""
     return ActiveLayers(*(None if any(own is None for own in stack) else tuple(map(any, zip(*stack, strict=True)))
                   for stack in zip(*draws, strict=True)))
-
-
-def drop_rates(stack: StackConfig, schedule: str) -> tuple[float, ...]:
-    """The probability of each layer to be left out; growing with depth as in stochastic depth (Huang et al. 2016, §3)."""
-    if schedule == "constant":
-        return (stack.layer_drop_p,) * stack.num_layers
-    return tuple(stack.layer_drop_p * (index + 1) / stack.num_layers for index in range(stack.num_layers))

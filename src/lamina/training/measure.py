@@ -48,6 +48,9 @@ def forget_other_scores_(progress: Progress, now: dict[str, Any], note: Callable
     """A best score of another measure goes, with a line; from here on the best one is of this measure."""
     before = progress.best_of
     changed = [name for name in now if name in before and before[name] != now[name]]
+    if changed:
+        for name in ("best", "stale"):
+            progress.schedule.pop(name, None)
     if progress.best is not None and changed:
         what = ", ".join(f"{name if name == VALIDATED else f'--{name}'} was {before[name]} and is {now[name]}"
                          for name in changed)

@@ -20,6 +20,7 @@ class Progress:
     plan: str = ""
     sentences_done: int = 0
     schedule_start: int = 0  # the update at which the learning rate's schedule began
+    schedule: dict[str, float] = field(default_factory=dict)  # what a schedule that looks at validation remembers
     best: float | None = None
     best_of: dict[str, Any] = field(default_factory=dict)  # what that score measures: training/measure.py
     stale_validations: int = 0  # since the best one
@@ -43,6 +44,10 @@ class Progress:
     @place.setter
     def place(self, place: Place) -> None:
         self.corpus, self.plan, self.sentences_done = place
+
+    def begin_schedule(self) -> None:
+        self.schedule_start = self.updates
+        self.schedule.clear()
 
     def forget_scores(self) -> None:
         self.forget_best()

@@ -210,13 +210,14 @@ def restore_training(start: StartingPoint, updater: Updater, config: TrainConfig
         updater.scale.load_state_(training["scale"])
     else:
         # As in the references: without the optimizer's state, updates count from 0 again.
-        progress.updates = progress.schedule_start = 0
+        progress.updates = 0
+        progress.begin_schedule()
         if not saving.reset_optimizer:
             problem = training.get("optimizer_problem")
             note(f"the optimizer starts afresh, since the checkpoint's state does not fit: {problem}" if problem else
                  "the checkpoint holds no optimizer state: it starts afresh")
     if saving.reset_lr_scheduler:
-        progress.schedule_start = progress.updates
+        progress.begin_schedule()
     if saving.reset_dataloader:
         progress.begin_epoch(1)
     if saving.reset_meters:

@@ -12,7 +12,7 @@ import torch
 
 from lamina import console
 from lamina.checkpoint.marks import marks_of
-from lamina.config.train_options import TrainConfig
+from lamina.config.train_options import BY_BATCH, BY_SENTENCE, TrainConfig
 from lamina.data.file_guard import FileGuard
 from lamina.data.verify import verify_splits
 from lamina.distributed.ranks import ALONE, Ranks
@@ -20,7 +20,7 @@ from lamina.distributed.replicated import ReplicatedWeights
 from lamina.distributed.weights import FlatWeights
 from lamina.fields import flatten
 from lamina.nn.stack import stacks_of
-from lamina.parts.contracts import Beginning, Criterion, Curve, Rates, TrackedRun
+from lamina.parts.contracts import Beginning, Criterion, Curve, Rates, TrackedRun, ValidatedCurve
 from lamina.tasks.base import Task
 from lamina.training.checks import Checks
 from lamina.training.compute_type import compute_type
@@ -66,7 +66,7 @@ class Run:
     task: Task
     model: Any
     feeds: Feeds  # data
-    layer_drop: LayerDrop
+    layer_drop: LayerDrop | None  # where not each sentence draws for itself
     schedule: Curve
     updater: Updater  # one update of the weights
     progress: Progress
@@ -82,6 +82,13 @@ class Run:
     def tell(self, kind: Literal["start", "end"], reason: str = "") -> None:
         """Those who listen, that the run begins or is over."""
         self.reporter.listeners.tell(kind, where=kind, epoch=self.progress.epoch, updates=self.progress.updates, reason=reason)
+
+
+def _layer_drop(config: TrainConfig) -> LayerDrop | None:
+    draws = config.optimization.layer_drop_draws
+    if draws == BY_SENTENCE or not any(map(any, config.model.layer_drop_rates)):
+        return None
+    return LayerDrop(config.model, config.seed, is_by_batch=draws == BY_BATCH)
 
 
 def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Callback] = (),
@@ -111,6 +118,8 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
     progress = Progress()
     if start is not None and start.is_resumed:
         progress = restore_training(start, updater, config, reporter.note)
+    if isinstance(schedule, ValidatedCurve):
+        schedule.state = progress.schedule  # which every checkpoint holds
     check_same_start(progress, ranks)
     find_place_(progress, feeds, reporter.note)
     watch = DivergenceWatch(progress, config.precision, updater.weights.names, ranks.device, dtype, reporter)
@@ -122,7 +131,7 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
     saver = Saver(config, task, updater, feeds, progress, keeper, watch, ranks, reporter,
                   marks if function is None else marks | {MARK: function.called})
     return Run(config=config, ranks=ranks, dtype=dtype, task=task, model=model, feeds=feeds,
-               layer_drop=LayerDrop(config.model, config.seed, is_by_batch=config.optimization.layer_drop_draws == "batch"),
+               layer_drop=_layer_drop(config),
                schedule=schedule, updater=updater, progress=progress, rules=rules, validator=validator, saver=saver,
                checks=Checks(config, progress, schedule, rules, validator, saver, reporter), watch=watch,
                files=FileGuard(task.folders, (config.data.train_subset, *task.valid_splits)), reporter=reporter, log=log)

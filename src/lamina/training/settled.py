@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lamina.config.batches import BY_LENGTH, MIXED
-from lamina.config.train_options import TrainConfig
+from lamina.config.train_options import BY_SENTENCE, BY_UPDATE, TrainConfig
 from lamina.training.restore import StartingPoint
 from lamina.traits import DECODER
 
@@ -19,13 +19,19 @@ def settled(config: TrainConfig, start: StartingPoint | None, note: Callable[[st
     """
     stored = {} if start is None else start.checkpoint.config
     batches, model = config.batches, config.model
+    is_resumed = start is not None and start.is_resumed
     if batches.order is None:
         before = MIXED if is_packed else BY_LENGTH
-        is_resumed = start is not None and start.is_resumed
         batches = replace(batches, order=(stored.get("batch-order") or before) if is_resumed else MIXED)
     if config.kind.has(DECODER) and not model.init.sets_feed_forward:
         began = model.ffn_start if start is None else stored.get("ffn-init", "xavier")
         if start is not None and model.ffn_init not in (None, began):
             note(f"--ffn-init {model.ffn_init} has no effect: the weights are those of {start.path}")
         model = replace(model, ffn_init=began)
-    return replace(config, batches=batches, model=model)
+    optimization = config.optimization
+    if optimization.layer_drop_draws is None:
+        # Before there was a choice, layers were drawn for an update.
+        had_rates = is_resumed and any(stored.get(f"{side}-layerdrop") for side in ("encoder", "decoder"))
+        draws = (stored.get("layerdrop-draws") or BY_UPDATE) if had_rates else BY_SENTENCE
+        optimization = replace(optimization, layer_drop_draws=draws)
+    return replace(config, batches=batches, model=model, optimization=optimization)

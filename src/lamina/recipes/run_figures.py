@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,6 @@ from typing import Any
 
 from lamina.metrics.figures_file import read_figures
 from lamina.parts.figures import LOSSES, known_figures
-
-SPEED = re.compile(r"\(([\d.]+) sentences/s")
 
 
 def score_figures(path: Path) -> dict[str, float]:
@@ -35,10 +32,12 @@ def comparison_figures(path: Path) -> dict[str, dict[str, float]]:
             for name, found in read_figures(path).compared.items()}
 
 
-def decoding_speed(log: str) -> float | None:
-    """Sentences a second, where the log says."""
-    found = SPEED.findall(log)
-    return float(found[-1]) if found else None
+def decoding_speed(path: Path) -> float | None:
+    """Sentences per second, of `lamina interactive --json` or `lamina generate --json`; nothing where there is no such file."""
+    if not path.exists():
+        return None
+    more = read_figures(path).more
+    return round(more["sentences"] / more["seconds"], 2) if {"sentences", "seconds"} <= more.keys() else None
 
 
 def training_rows(log: Path) -> Iterator[dict[str, Any]]:
@@ -59,15 +58,17 @@ def training_rows(log: Path) -> Iterator[dict[str, Any]]:
 
 
 def training_figures(log: Path) -> dict[str, float]:
-    """Of a training run: updates, losses in bits, target tokens a second, GiB."""
+    """Of a training run: updates, losses in bits, target tokens a second, milliseconds per update, GiB."""
     rows = list(training_rows(log))
     intervals = [row for row in rows if "wps" in row]
     valid = [row["nll_loss"] for row in rows if row.get("where") == "valid" and "nll_loss" in row]
     figures: dict[str, float] = {}
     if intervals:
         figures |= {"updates": max(row["num_updates"] for row in intervals), "train loss": intervals[-1]["nll_loss"],
-                    "tokens/s": statistics.median(row["wps"] for row in intervals),
-                    "GiB": max(row.get("mem_gib", 0.0) for row in intervals)}
+                    "tokens/s": statistics.median(row["wps"] for row in intervals)}
+        if speeds := [row["ups"] for row in intervals if row.get("ups")]:
+            figures["ms/update"] = 1000 / statistics.median(speeds)
+        figures |= {"GiB": max(row.get("mem_gib", 0.0) for row in intervals)}
     summaries = [row["num_updates"] for row in rows if "where" in row]
     if summaries:
         figures["updates"] = max(summaries)

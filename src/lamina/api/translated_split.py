@@ -1,0 +1,142 @@
+"""The pairs of a data folder's split, translated or scored by one of several ranks, as lines in fairseq's form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lamina import console
+from lamina.api.from_flags import DEFAULT_MAX_TOKENS, open_split
+from lamina.api.outputs import warn_of_lost
+from lamina.api.translator import Translator
+from lamina.config.generate_options import GenerateConfig
+from lamina.data.batching import DEFAULT_BATCH_SIZE
+from lamina.data.corpus import Example, ParallelCorpus
+from lamina.decode.backtrace import Hypothesis
+from lamina.decode.batched_search import search_rows
+from lamina.decode.output_lines import Describer
+from lamina.decode.scoring import score_rows
+from lamina.decode.search import Search
+from lamina.decode.source_text import SourceText
+from lamina.distributed.ranks import Ranks
+from lamina.errors import DataError
+from lamina.text.pieces import warn_of_joiner
+from lamina.text.vocabulary import UNK
+
+
+class Result(NamedTuple):
+    """What is printed and scored of one sentence; plain values, which travel between ranks."""
+
+    place: int  # among the sentences translated
+    lines: str
+    hypothesis: str
+    reference: str
+    num_tokens: int
+
+
+class TranslatedSplit:
+    """The split that the flags name, of the pairs that fit and that --shard-id asks for."""
+
+    def __init__(self, config: GenerateConfig, translator: Translator) -> None:
+        self.config = config
+        self.translator = translator
+        corpus = open_split(config.data, translator, config.files.paths[0],
+                            max_source_length=translator.max_source_positions if config.data.truncate_source else None)
+        self.numbers, self.examples = _fitting(config, translator, corpus)
+        self._describer = Describer(translator.vocabularies, translator.subwords, config.output)
+        warn_of_joiner(config.output.remove_bpe, translator.vocabularies[1], console.warn)
+        self._source_text = None
+        if config.source_text is not None:
+            self._source_text = SourceText(config.source_text, corpus.name, len(corpus), translator.subwords[0],
+                                           translator.vocabularies[0])
+        elif config.output.replace_unk is not None:
+            _warn_of_unknown(self.examples)
+
+    def results(self, ranks: Ranks) -> Iterator[Result]:
+        """In the order of the file, what all ranks found; whoever is not the first among them gets nothing."""
+        results = (self._described(*found) for found in self._searched(ranks))
+        if ranks.size > 1:
+            results = (Result(*result) for own in ranks.gather([list(results)]) for result in own)
+        if ranks.is_first:
+            yield from _in_order(results)
+
+    def _described(self, place: int, number: int, example: Example, found: list[Hypothesis]) -> Result:
+        describer, source_text, is_text = self._describer, self._source_text, self.config.is_detokenized
+        source, target = example.source.tolist(), example.target.tolist()
+        pieces = None if source_text is None else source_text.pieces(number, source)
+        words = self.translator.vocabularies[0].decode(source) if pieces is None else pieces[:-1]
+        described = [describer.hypothesis(number, hypothesis, source, pieces) for hypothesis in found]
+        rows = [f"S-{number}\t{describer.join(words)}", f"T-{number}\t{describer.reference(target)}",
+                *(line for item in described for line in item.lines)]
+        return Result(place, "\n".join(rows) + "\n", described[0].text if is_text else described[0].tokens,
+                      describer.reference_text(target) if is_text else describer.reference(target),
+                      len(found[0].ids))
+
+    def _searched(self, ranks: Ranks) -> Iterator[tuple[int, int, Example, list[Hypothesis]]]:
+        """Place, number, pair and hypotheses of this rank's batches, in the order in which they finish."""
+        config, translator, examples, numbers = self.config, self.translator, self.examples, self.numbers
+        limits = {"max_tokens": config.data.max_tokens, "batch_size": config.data.max_sentences}
+        if limits == {"max_tokens": None, "batch_size": None}:
+            # A result does not depend on its batch, unless it is told to, and a processor's caches hold few sentences.
+            is_on_cpu = translator.device.type == "cpu" and not config.search.uses_padded_width
+            limits["batch_size" if is_on_cpu else "max_tokens"] = DEFAULT_BATCH_SIZE if is_on_cpu else DEFAULT_MAX_TOKENS
+        with console.progress("translating", len(examples)) as advance:
+            if config.score_reference:
+                rows = [(example.source, example.target) for example in examples]
+                for index, own in score_rows(translator.models, rows, device=translator.device, max_tokens=limits["max_tokens"],
+                                             batch_size=limits["batch_size"], choose=ranks.share):
+                    ids = examples[index].target.tolist()
+                    yield index, numbers[index], examples[index], [Hypothesis(ids, sum(own) / len(ids), own)]
+                    advance(ranks.size)  # the others are about as far
+                return
+            search, num_lost = Search(translator.models, config.search, vocabulary=translator.vocabularies[1]), 0
+            prefixes = [example.target[: config.prefix_size] for example in examples] if config.prefix_size else None
+            sources = [example.source for example in examples]
+            for found in search_rows(search, sources, device=translator.device, prefixes=prefixes,
+                                     seed=config.files.seed, numbers=numbers, with_attention=self._describer.needs_attention,
+                                     max_tokens=limits["max_tokens"], batch_size=limits["batch_size"], choose=ranks.share):
+                yield found.index, numbers[found.index], examples[found.index], found.hypotheses
+                num_lost += found.hypotheses[0].is_lost
+                advance(ranks.size)
+        warn_of_lost(num_lost, len(examples), console.warn)
+
+
+def _warn_of_unknown(examples: Sequence[Example]) -> None:
+    numbers = [int((example.source == UNK).sum()) for example in examples]
+    if any(numbers):
+        console.warn(f"{sum(numbers)} source words of {sum(map(bool, numbers))} sentences are not in the dictionary, and a "
+                     "data folder does not keep them: --replace-unk leaves <unk> where it would copy one. Name the source "
+                     "lines with --source-text FILE, or use `lamina interactive`.")
+
+
+def _fitting(config: GenerateConfig, translator: Translator, corpus: ParallelCorpus) -> tuple[list[int], list[Example]]:
+    """The pairs to translate, and their numbers in the split."""
+    data = config.data
+    limits = (translator.max_source_positions, translator.max_target_positions)
+    too_long = np.flatnonzero((corpus.source_sizes > limits[0]) | (corpus.target_sizes > limits[1]))
+    if len(too_long):
+        what = (f"{len(too_long)} of {len(corpus)} pairs of {corpus.name} are longer than {limits[0]} source or {limits[1]} "
+                f"target positions: {', '.join(map(str, too_long[:10].tolist()))}{', ...' if len(too_long) > 10 else ''}")
+        if not data.skip_invalid:
+            skip = "--skip-invalid-size-inputs-valid-test to leave them out"
+            if (corpus.target_sizes > limits[1]).any():
+                # A reference is not cut: that would be another one.
+                raise DataError(f"{what}. References are too long among them: add {skip}.")
+            raise DataError(f"{what}. Add --truncate-source, or {skip}.")
+        console.notice(f"{what}; they are left out")
+    skipped = set(too_long.tolist())
+    numbers = [number for number in range(len(corpus)) if number not in skipped][data.shard_id :: data.num_shards]
+    return numbers, [corpus[number] for number in numbers]
+
+
+def _in_order(results: Iterator[Result]) -> Iterator[Result]:
+    """Batches come by length; lines go out in the order of the file, each as soon as all before it are done."""
+    waiting: dict[int, Result] = {}
+    place = 0
+    for result in results:
+        waiting[result.place] = result
+        while place in waiting:
+            yield waiting.pop(place)
+            place += 1

@@ -1,0 +1,77 @@
+"""Some sentences of a batch, taken out of it and put back: a layer then runs for them alone (LayerDrop).
+
+Places are unique, so that the gradient of taking is putting, and the other way round: both are gathers, fast and the same
+every time, where torch's own would add atomically. What stands at the pads of a subset comes from somewhere and goes nowhere.
+"""
+
+# N places of the whole, or padded rows; P places of the subset; W numbers at each: D, or T * D
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lamina.nn.layout import AnyLayout, Layout, PackedLayout
+from lamina.packed import PAD_POSITION, Places
+
+
+def take(x: Tensor, places: Places) -> Tensor:
+    """The subset's part of x. Packed (1, N, D) -> (1, P, D), or padded (N, T, D) -> (P, T, D)"""
+    taken = _Take.apply(_places_of(x, places), places.taken, places.back)
+    return taken.view(*x.shape[:-2], -1, x.size(-1)) if places.bounds is not None else taken.view(-1, *x.shape[1:])
+
+
+def put(x: Tensor, own: Tensor, places: Places) -> Tensor:
+    """x with the subset's part replaced."""
+    return _Put.apply(_places_of(x, places), _places_of(own, places), places.taken, places.back).view(x.shape)  # type: ignore[no-any-return]
+
+
+def lay_out_part(layout: AnyLayout, places: Places) -> AnyLayout:
+    """How the subset lies."""
+    if isinstance(layout, Layout):
+        rows = places.taken.clamp(max=len(layout.is_pad) - 1)
+        return Layout(layout.is_pad.index_select(0, rows), layout.may_attend.index_select(0, rows))
+    assert places.sentences is not None
+    assert places.bounds is not None
+    num_places = layout.positions.size(1)
+    tokens = places.taken.clamp(max=num_places - 1)
+    positions = layout.positions.index_select(1, tokens).masked_fill((places.taken >= num_places)[None], PAD_POSITION)
+    return PackedLayout(layout.ids.index_select(1, tokens), positions, places.sentences, places.bounds, places.longest)
+
+
+def _places_of(x: Tensor, places: Places) -> Tensor:
+    """(N, W)"""
+    return x.flatten(0, 1) if places.bounds is not None else x.flatten(1)
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, taken: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return x.index_select(0, taken.clamp(max=x.size(0) - 1))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (back,) = ctx.saved_tensors
+        return _found_or_zero(grad, back), None, None
+
+
+class _Put(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, own: Tensor, taken: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(taken, back)
+        last = own.size(0) - 1
+        return torch.where((back <= last)[:, None], own.index_select(0, back.clamp(max=last)), x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        taken, back = ctx.saved_tensors
+        return grad.masked_fill((back < taken.size(0))[:, None], 0.0), _found_or_zero(grad, taken), None, None
+
+
+def _found_or_zero(rows: Tensor, places: Tensor) -> Tensor:
+    """The rows at these places; zeros where there is no such place."""
+    last = rows.size(0) - 1
+    return rows.index_select(0, places.clamp(max=last)).masked_fill((places > last)[:, None], 0.0)
