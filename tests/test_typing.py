@@ -89,6 +89,6 @@ def test_it_runs(script):
 def test_it_is_strictly_typed(script):
     pytest.importorskip("mypy")
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports", "silent", script.name]
-    environ = {**os.environ, "MYPYPATH": str(Path(__file__).parents[2] / "src")}
+    environ = {**os.environ, "MYPYPATH": str(Path(__file__).parents[1] / "src")}
     done = subprocess.run(command, cwd=script.parent, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
