@@ -181,6 +181,7 @@ def test_the_python_of_the_documents_runs(tmp_path, monkeypatch):
     assert namespace["model"].translate("the old boat").text
     assert repr(namespace["data"]) in read(ROOT / "docs" / "python.md")
     assert (tmp_path / "small.pt").exists()
+    assert (tmp_path / "ck" / "train.jsonl").exists()
 
 
 # -- links, citations, versions

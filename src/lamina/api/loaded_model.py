@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lamina.api.outputs import Row, parse_device, parse_dtype, silent, warn_in_python
+from lamina.api.outputs import parse_device, parse_dtype, silent, warn_in_python
 from lamina.checkpoint.format import Checkpoint, load_weights_, save_checkpoint
 from lamina.checkpoint.marks import marks_of
 from lamina.config.chosen_depth import parse_depth
@@ -32,6 +32,7 @@ from lamina.nn.prepacked import Int8Linear, Prepacked, is_prepacked, prepack_, u
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers, LayerStack, stacks_of
 from lamina.provenance import origin
 from lamina.pruning.cut import check_prunable, prune_on_loading
+from lamina.training.events import Row
 
 if TYPE_CHECKING:
     from typing_extensions import Self

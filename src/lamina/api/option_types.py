@@ -257,7 +257,6 @@ class TrainOptions(TypedDict, total=False):
     ta_source_embedding: bool
     target_lang: str | None
     target_word_dropout: float
-    task: str
     tensorboard_logdir: str | None
     threshold_loss_scale: float | None
     tie_adaptive_proj: bool
