@@ -10,7 +10,7 @@ from lamina.cli import main
 from tiny import TINY_FLAGS, make_data
 
 CLASSES = (lamina.Translator, lamina.LanguageModel, lamina.MaskedLanguageModel, lamina.Data)
-FUNCTIONS = ("load", "prepare", "save")
+FUNCTIONS = ("load", "prepare", "save", "train", "Event")
 
 
 def methods(cls):

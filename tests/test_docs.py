@@ -19,12 +19,11 @@ from lamina.config.train_options import TrainConfig
 from lamina.fields import unique_leaves
 from lamina.plug_ins import paths_in
 from lamina.recipes.recipe_file import find_recipe
-from lamina.recipes.results import read_rows
-from write_docs import config_class, migration_row, pages, results_page, write_pages
+from write_docs import command_file, config_class, migration_row, pages, recipe_pages, write_pages
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
-DOCUMENTS += sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "notes").glob("*.md")])
+DOCUMENTS += sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / "notes").glob("*.md")])
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 # What makes the README's commands quick enough for a test; of a flag that is given twice the last one counts.
 QUICKER = {"demo": "--max-update 2 --train-pairs 300 --samples 1", "preprocess": "--workers 1",
@@ -53,50 +52,54 @@ def test_generated_pages_are_up_to_date(name):
     assert (read(path) if path.exists() else "") == pages()[name], f"docs/{name} is out of date: run `make docs`"
 
 
-def test_results_are_those_of_the_results_file():
-    assert read(ROOT / "docs" / "results.md") == results_page(ROOT / "docs"), "tables of docs/results.md: run `make docs`"
+@pytest.mark.parametrize("name", recipe_pages(ROOT / "docs"))
+def test_results_are_those_of_the_results_file(name):
+    path = ROOT / "docs" / name
+    assert (read(path) if path.exists() else "") == recipe_pages(ROOT / "docs")[name], f"{name} is out of date: run `make docs`"
+
+
+def sections_of(page):
+    """By anchor: what stands under each heading of the second level."""
+    return {re.sub(r"[^\w\- ]", "", text.partition("\n")[0].lower()).replace(" ", "-"): text
+            for text in page.split("\n## ")[1:]}
 
 
 def test_no_claim_without_a_run():
-    """A claim whose recipes have no rows is marked as not run; with rows, only if the page says what was not run of them."""
+    """A claim links to a section, which links to pages of recipes that have rows; otherwise it is marked as not run."""
     page = read(ROOT / "docs" / "results.md")
-    run = {row["recipe"] for row in read_rows(ROOT / "docs" / "results.jsonl") if row["kind"] == "run"}
-    not_run = page.split("\n## Not run\n")[1].split("\n## ")[0]
-    for line in page.split("| claim |")[1].split("\n\n")[0].splitlines()[2:]:
+    sections, run = sections_of(page), {Path(name).stem for name in recipe_pages(ROOT / "docs")}
+    rows = page.split("| claim |")[1].split("\n\n")[0].splitlines()[2:]
+    assert rows
+    for line in rows:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        heading = re.search(r"\(#([\w-]+)\)", cells[5])[1].replace("-", "[- ]")
-        section = re.split(rf"(?mi)^## {heading}$", page)[1].split("\n## ")[0]
-        recipes = set(re.findall(r"<!-- table: (\w+) -->", section))
-        if cells[2] == "not run":
-            assert cells[3:5] == ["", ""], line
-            assert not recipes & run or any(f"`{name}`" in not_run for name in recipes), line
-        else:
-            assert recipes & run, line
-            assert all(cells[2:5]), line
+        (anchor,) = re.findall(r"\(#([\w-]+)\)", cells[-1])
+        recipes = set(re.findall(r"results/(\w+)\.md", sections[anchor]))
+        assert (recipes & run) if "not run" not in line else not (recipes & run), line
 
 
-def test_every_experiment_of_a_tier_has_a_table():
+def test_what_was_not_run_is_said():
     page = read(ROOT / "docs" / "results.md")
+    run = {Path(name).stem for name in recipe_pages(ROOT / "docs")}
     for name in all_names():
-        assert (f"<!-- table: {name} -->" in page) == bool(find_recipe(name).tiers), name
+        if find_recipe(name).tiers:
+            assert f"results/{name}.md" in page if name in run else f"`{name}`" in sections_of(page)["not-run"], name
 
 
 def test_pages_are_written(tmp_path):
-    assert [path.name for path in write_pages(tmp_path / "new")] == list(pages())
+    assert [path.relative_to(tmp_path / "new").as_posix() for path in write_pages(tmp_path / "new")] == list(pages())
     assert read(tmp_path / "new" / "options.md") == pages()["options.md"]
 
 
 def test_every_option_is_listed():
-    page = pages()["options.md"]
     for command in COMMANDS:
-        section = page.split(f"## lamina {command}\n")[1].split("\n## ")[0]
+        section = pages()[command_file(command)]
         for leaf in unique_leaves(config_class(command)):
             shown = leaf.name.upper() if leaf.info.positional else leaf.name
             assert re.search(rf"^\| [^|]*`(--|--\[no-\])?{shown}`", section, flags=re.MULTILINE), (command, leaf.name)
 
 
 def test_defaults_that_depend_on_a_choice_say_so():
-    row = next(line for line in pages()["options.md"].splitlines() if line.startswith("| `--warmup-updates`"))
+    row = next(line for line in pages()["reference/train.md"].splitlines() if line.startswith("| `--warmup-updates`"))
     assert "4000 (inverse_sqrt)" in row
 
 
@@ -178,6 +181,7 @@ def test_the_python_of_the_documents_runs(tmp_path, monkeypatch):
     assert namespace["model"].translate("the old boat").text
     assert repr(namespace["data"]) in read(ROOT / "docs" / "python.md")
     assert (tmp_path / "small.pt").exists()
+    assert (tmp_path / "ck" / "train.jsonl").exists()
 
 
 # -- links, citations, versions
@@ -231,10 +235,11 @@ def test_every_page_is_in_the_site(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    for path in (ROOT / "docs").glob("*.md"):
-        page = read(tmp_path / "site" / f"{path.stem}.html")
-        assert not re.search(r'<(?:script|link|img)[^>]+(?:src|href)="(?:https?:)?//', page), path.name
-        assert f'href="{path.stem}.html"' in read(tmp_path / "site" / "quickstart.html") or path.stem == "quickstart", path.name
+    for path in (ROOT / "docs").rglob("*.md"):
+        name = path.relative_to(ROOT / "docs").with_suffix(".html").as_posix()
+        page = read(tmp_path / "site" / name)
+        assert not re.search(r'<(?:script|link|img)[^>]+(?:src|href)="(?:https?:)?//', page), name
+        assert f'href="{name}"' in read(tmp_path / "site" / "quickstart.html") or path.stem == "quickstart", name
     reference = read(tmp_path / "site" / "api.html")
     assert "The model of a checkpoint, or an ensemble of several" in reference
     assert ":::" not in reference

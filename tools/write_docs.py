@@ -13,7 +13,8 @@ import write_option_types
 from lamina.command_line import COMMANDS, load
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, REFUSED_VALUES, Retired, retired_for
 from lamina.fields import Leaf, default_text, flatten, leaves, unique_leaves
-from lamina.recipes.results import fill_page, read_rows
+from lamina.recipes.recipe_file import find_recipe
+from lamina.recipes.results import PUBLISHED_DATA, RUN, Row, read_rows, section
 from lamina.registry import register
 
 NOTE = "<!-- Written by `make docs` from the configuration classes: change those, or tools/write_docs.py. -->"
@@ -21,7 +22,7 @@ NOTE = "<!-- Written by `make docs` from the configuration classes: change those
 OPTIONS_INTRODUCTION = """\
 # Options
 
-Every option of every command, by topic. `lamina COMMAND --help-all` shows the same.
+A page for each command lists its options by topic. `lamina COMMAND --help-all` shows the same.
 
 - An option may be written with `-` or `_` inside its name.
 - A switch that is on is turned off with `--no-NAME`, and one that is off is turned on with `--NAME`.
@@ -193,7 +194,8 @@ OTHERS = "Of fairseq's other tasks and models, of the forks and of later release
 
 def pages() -> dict[str, str]:
     """File name -> content."""
-    return {"options.md": options_page(), "migrating.md": migrating_page(), "compatibility.md": compatibility_page()}
+    return {"options.md": options_page(), "migrating.md": migrating_page(), "compatibility.md": compatibility_page(),
+            **{command_file(name): command_page(name) for name in COMMANDS}}
 
 
 # -- compatibility.md
@@ -220,19 +222,26 @@ def compatibility_page() -> str:
 # -- options.md
 
 
+def command_file(name: str) -> str:
+    return f"reference/{name.replace(' ', '-')}.md"
+
+
 def options_page() -> str:
-    blocks = [NOTE, OPTIONS_INTRODUCTION]
-    for name, command in COMMANDS.items():
-        blocks += [f"## lamina {name}", command.help.capitalize() + "."]
-        topics = _topics(config_class(name))
-        for topic, (remark, rows) in topics.items():
-            if len(topics) > 1:
-                blocks.append(f"### {topic}")
-            if remark:
-                blocks.append(remark[:1].upper() + remark[1:] + ".")
-            blocks.append(_table(("option", "default", "meaning", "paper"),
-                                 [_option_row(config_class(name), leaf) for leaf in rows]))
-    blocks += ["## Presets of --arch", _presets_table()]
+    rows = [(f"[`lamina {name}`]({command_file(name)})", _sentence(command.help)) for name, command in COMMANDS.items()]
+    commands = _table(("command", "what it does"), rows)
+    return "\n\n".join([NOTE, OPTIONS_INTRODUCTION, commands, "## Presets of --arch", _presets_table()]) + "\n"
+
+
+def command_page(name: str) -> str:
+    blocks = [NOTE, f"# lamina {name}", _sentence(COMMANDS[name].help)]
+    topics = _topics(config_class(name))
+    for topic, (remark, rows) in topics.items():
+        if len(topics) > 1:
+            blocks.append(f"## {topic}")
+        if remark:
+            blocks.append(_sentence(remark))
+        blocks.append(_table(("option", "default", "meaning", "paper"),
+                             [_option_row(config_class(name), leaf) for leaf in rows]))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -384,14 +393,29 @@ def _cell(text: str) -> str:
 
 def write_pages(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in pages().items():
+    written = pages() | recipe_pages(folder)
+    for name, text in written.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(text.encode("utf-8"))
-    return [folder / name for name in pages()]
+    return [folder / name for name in written]
 
 
-def results_page(folder: Path) -> str:
-    """results.md with the tables of results.jsonl beside it; what was not run is marked so."""
-    return fill_page((folder / "results.md").read_text(encoding="utf-8"), read_rows(folder / "results.jsonl"))
+def recipe_pages(folder: Path) -> dict[str, str]:
+    """File name -> content: the figures of each recipe that results.jsonl has rows of."""
+    rows = read_rows(folder / "results.jsonl")
+    return {f"results/{name}.md": _recipe_page(name, rows, folder)
+            for name in dict.fromkeys(row["recipe"] for row in rows if row["kind"] == RUN)}
+
+
+def _recipe_page(name: str, rows: Sequence[Row], folder: Path) -> str:
+    recipe = find_recipe(name)
+    title = recipe.figure.title or name
+    blocks = ["<!-- Written by `make docs` from docs/results.jsonl and the recipe. -->", f"# {title}", f"{recipe.about}."]
+    if recipe.published:
+        blocks.append(f"Published: {recipe.published}.")
+    blocks += [f"![{title}: {what}](../figures/{name}{ending}.svg)" for ending, what in (("", "scores"), ("-loss", "losses"))
+               if (folder / "figures" / f"{name}{ending}.svg").exists()]
+    return "\n\n".join([*blocks, section(name, rows, PUBLISHED_DATA).strip()]) + "\n"
 
 
 if __name__ == "__main__":
@@ -400,6 +424,3 @@ if __name__ == "__main__":
         print(f"| wrote {path}")
     write_option_types.PATH.write_text(write_option_types.text(), encoding="utf-8")
     print(f"| wrote {write_option_types.PATH.name}")
-    if (docs / "results.md").exists():
-        (docs / "results.md").write_text(results_page(docs), encoding="utf-8")
-        print(f"| filled the tables of {docs / 'results.md'}")

@@ -30,7 +30,7 @@ else:
     from typing import TypedDict
 '''
 # What has a parameter of its own, or makes no sense in a function.
-LEFT_OUT = {"train": {"data", "print-config", "user-dir", "criterion"},
+LEFT_OUT = {"train": {"data", "print-config", "user-dir", "criterion", "task"},
             "preprocess": {"trainpref", "validpref", "testpref", "destdir", "source-lang", "target-lang", "only-source",
                            "user-dir"},
             "search": {"beam"}}

@@ -2,7 +2,9 @@
 
     import lamina
     data = lamina.prepare(pairs, valid=more_pairs, subword="sentencepiece", vocab_size=8000, out="data")
-    lamina.load("checkpoint_best.pt").translate("A bird sings.", beam=5).text
+    model = lamina.train(data, arch="tiny", max_update=800, lr=2e-3, save_dir="ck")
+    model.translate("A bird sings.", beam=5).text
+    lamina.load("ck/checkpoint_best.pt", task="translation")
 
 Parts of your own are registered with `lamina.register` (docs/extending.md).
 """
@@ -13,8 +15,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lamina.api import (
+        AnyBatch,
         Attention,
         Data,
+        Event,
         Filling,
         LanguageModel,
         MaskedLanguageModel,
@@ -28,12 +32,14 @@ if TYPE_CHECKING:
         load,
         prepare,
         save,
+        train,
     )
     from lamina.registry import register
 
 __version__ = "0.1.0"
-__all__ = ["Attention", "Data", "Filling", "LanguageModel", "MaskedLanguageModel", "ModelConfig", "Prediction", "Score",
-           "SearchConfig", "States", "Translation", "Translator", "__version__", "load", "prepare", "register", "save"]
+__all__ = ["AnyBatch", "Attention", "Data", "Event", "Filling", "LanguageModel", "MaskedLanguageModel", "ModelConfig",
+           "Prediction", "Score", "SearchConfig", "States", "Translation", "Translator", "__version__", "load", "prepare",
+           "register", "save", "train"]
 
 
 def __getattr__(name: str) -> object:

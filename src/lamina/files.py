@@ -226,6 +226,11 @@ def read_json(path: Path) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+def split_paths(text: str) -> list[str]:
+    """a.pt:b.pt as two paths; the colon of hf://owner/name is none between paths."""
+    return [path for path in re.split(r":(?!//)", text) if path]
+
+
 def is_plain_name(name: object) -> bool:
     """Whether a name that stood in a file can be that of a file or a language: one that leads into no other folder."""
     return isinstance(name, str) and re.fullmatch(r"(?!\.)[^/\\:\x00-\x1f]{1,200}", name) is not None

@@ -13,7 +13,8 @@ def test_defaults_are_fairseqs():
         "beam": 5, "nbest": 1, "lenpen": 1.0, "unkpen": 0.0, "unnormalized": False, "min-len": 1, "max-len-a": 0.0,
         "max-len-b": 200, "match-source-len": False, "max-len-from-padded-width": False, "no-repeat-ngram-size": 0,
         "forbidden-words": None, "temperature": 1.0, "sampling": False, "sampling-topk": -1, "sampling-topp": -1.0,
-        "diverse-beam-groups": -1, "diverse-beam-strength": 0.5, "constraints": None, "cuda-graphs": True}
+        "diverse-beam-groups": -1, "diverse-beam-strength": 0.5, "constraints": None, "cuda-graphs": True,
+        "forbid-tokens": [], "begin-with": [], "free-forced": False, "renormalize": False}
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -11,7 +11,7 @@ import torch
 import lamina
 from lamina.cli import main
 from lamina.config.search_options import SearchConfig
-from lamina.decode.constraints import Constraints, Phrases
+from lamina.decode.constraints import Constraints, Phrases, constrained
 from lamina.decode.search import Search
 from lamina.errors import ConfigError, DataError
 from lamina.models.build import build_model
@@ -259,17 +259,17 @@ def test_contradictions_are_refused(options, why):
 @pytest.mark.parametrize(("end", "expected"), [(-0.5, [C, A]), (-0.05, [A, C])])
 def test_phrases_wait_until_the_model_wants_to_end(end, expected):
     """With one beam and two banks: before that the likelier token comes first, from then on the phrase."""
-    constraints = Constraints([[[A, B]]], num_beams=1, is_ordered=True)
-    constraints.fit_([10], 20)
+    constraints = Constraints(num_beams=1)
+    constraints.put_(0, constrained([[A, B]], [], 10, num_beams=1, is_ordered=True, max_length=20))
     log_probs = torch.tensor([[[-9.0, -torch.inf, end, -9.0, -5.0, -6.0, -0.1, -4.0]]])
-    constraints.restrict_(log_probs, 0)
+    constraints.restrict_(log_probs)
     assert log_probs[0, 0, 2] == -torch.inf
     assert constraints.candidates(log_probs, torch.zeros(1, 1)).tokens.tolist() == [expected]
 
 
 def test_slots_go_round_the_banks():
-    constraints = Constraints([[[A, B]], []], num_beams=3, is_ordered=True)
-    constraints.fit_([10, 10], 20)
+    constraints = Constraints(num_beams=3)
+    constraints.put_(0, constrained([[A, B]], [], 10, num_beams=3, is_ordered=True, max_length=20))
     log_probs = torch.tensor([-9.0, -torch.inf, -8.0, -7.0, -5.0, -6.0, -0.1, -4.0]).repeat(2, 3, 1)
     scores = torch.tensor([[0.0, -torch.inf, -torch.inf]]).repeat(2, 1)
     first = constraints.candidates(log_probs, scores)

@@ -10,6 +10,7 @@ from lamina.decode import scheduler
 from lamina.decode.batched_search import search_rows, sessions
 from lamina.decode.scheduler import power_of_two
 from lamina.decode.search import Search
+from lamina.nn.stack import ActiveLayers
 from lamina.text.vocabulary import EOS, PAD
 from tiny import FUSIONS, VOCABULARY_SIZE, tiny_language_model, tiny_model
 
@@ -184,6 +185,120 @@ def test_memory_grows_while_others_wait():
     found = together(search, rows, 3)
     assert max(len(hypothesis.ids) for hypotheses in found.values() for hypothesis in hypotheses) > 40
     check_same(found, alone(search, rows))
+
+
+# -- open: sentences come while others run
+
+def joining(search, rows, num_slots, prefixes=None, phrases=None, seed=0, width=16):
+    """A few sentences before each step, at random."""
+    scheduler, sentences, generator = search.open(num_slots, CPU, width=width), search.sentences(), np.random.default_rng(seed)
+    waiting = [sentences.sentence(number, row, None if prefixes is None else prefixes[number], seed=(7, number),
+                                  phrases=() if phrases is None else phrases[number]) for number, row in enumerate(rows)]
+    found, most = {}, 0
+    while waiting or not scheduler.is_idle:
+        for _ in range(generator.choice([0, 0, 0, 0, 0, 1, 2, 5])):
+            if waiting:
+                scheduler.add(waiting.pop())
+        for number, own in scheduler.step():
+            assert number not in found
+            found[number] = own
+        most = max(most, len(scheduler.who))
+    assert most <= num_slots
+    return found
+
+
+@pytest.mark.parametrize("num_slots", [1, 3, 64])
+@pytest.mark.parametrize("options", STRATEGIES.values(), ids=STRATEGIES.keys())
+def test_sentences_may_join(model, options, num_slots):
+    search, rows = Search([model], config_of(options)), sources()
+    check_same(joining(search, rows, num_slots), alone(search, rows))
+
+
+@pytest.mark.parametrize("num_slots", [1, 3, 24])
+@pytest.mark.parametrize("options", STRATEGIES.values(), ids=STRATEGIES.keys())
+def test_sentences_may_join_as_on_a_gpu(model, options, num_slots, monkeypatch):
+    search, rows = Search([model], config_of(options)), sources()
+    expected = alone(search, rows)
+    pretend_(monkeypatch)
+    check_same(joining(search, rows, num_slots), expected)
+
+
+@pytest.mark.parametrize("is_on_gpu", [False, True])
+@pytest.mark.parametrize("kind", ["prefixes", "prompts", "fusion", "ensemble", "some layers"])
+def test_anything_may_join(model, kind, is_on_gpu, monkeypatch):
+    models = {"prompts": [tiny_language_model(seed=2)], "fusion": [lively(tiny_model(seed=1, **FUSIONS["both"]))],
+              "ensemble": [model, tiny_model(seed=4, share_all=False)]}.get(kind, [model])
+    active = ActiveLayers((True, False), (False, True)) if kind == "some layers" else ActiveLayers()
+    search, rows = Search(models, config_of({"beam": 3, "nbest": 3}), active), sources(21)
+    prefixes = {"prefixes": [np.array([7, 8, 9, EOS])[: number % 5] for number in range(21)],
+                "prompts": [row[:-1] for row in rows]}.get(kind)
+    expected = alone(search, rows, prefixes)
+    if is_on_gpu:
+        pretend_(monkeypatch)
+    check_same(joining(search, rows, 5, prefixes), expected)
+
+
+@pytest.mark.parametrize("changes", FUSIONS.values(), ids=FUSIONS.keys())
+def test_whatever_is_read_of_a_source_grows_with_it(changes):
+    search = Search([lively(tiny_model(seed=1, **changes))], config_of({"beam": 3, "nbest": 3}))
+    rows = sorted(sources(12), key=len, reverse=True)  # they join from the end: ever longer ones
+    check_same(joining(search, rows, 4), alone(search, rows))
+
+
+@pytest.mark.parametrize("order", ["ordered", "unordered"])
+@pytest.mark.parametrize("num_slots", [1, 4, 64])
+def test_sentences_with_phrases_may_join(model, order, num_slots):
+    search, rows = Search([model], config_of({"beam": 4, "nbest": 2, "constraint_order": order})), sources()
+    phrases = [[[9, 10], [11]][: number % 3] for number in range(len(rows))]
+    together = joining(search, rows, num_slots, phrases=phrases)
+    one_by_one = {number: next(search.each([row], num_slots=1, device=CPU, constraints=[phrases[number]]))[1]
+                  for number, row in enumerate(rows)}
+    check_same(together, one_by_one)
+    for number, found in together.items():
+        assert all(phrase[0] in hypothesis.ids for phrase in phrases[number] for hypothesis in found)
+
+
+def test_phrases_change_hands(model):
+    """Known sentences with phrases need no slot each either."""
+    search, rows = Search([model], config_of({"beam": 4, "nbest": 2})), sources()
+    phrases = [[[9, 10], [11]][: number % 3] for number in range(len(rows))]
+    found = {size: dict(search.each(rows, num_slots=size, device=CPU, constraints=phrases)) for size in (3, len(rows))}
+    check_same(found[3], found[len(rows)])
+
+
+@pytest.mark.parametrize("is_on_gpu", [False, True])
+def test_sentences_may_be_dropped(model, is_on_gpu, monkeypatch):
+    search, rows = Search([model], config_of({"beam": 3})), sources()
+    expected = alone(search, rows)
+    if is_on_gpu:
+        pretend_(monkeypatch)
+    scheduler, sentences, found = search.open(6, CPU, width=16), search.sentences(), {}
+    for number, row in enumerate(rows):
+        scheduler.add(sentences.sentence(number, row, seed=(7, number)))
+    found.update(scheduler.step())
+    dropped = {0, 3, 4, 17}  # three that run, one that waits
+    scheduler.drop(dropped)
+    found.update(scheduler)
+    check_same(found, {number: own for number, own in expected.items() if number not in dropped})
+    assert scheduler.num_sentences == 0
+    scheduler.drop({5})  # who is not there is no trouble
+
+
+@pytest.mark.parametrize("is_on_gpu", [False, True])
+def test_an_open_scheduler_may_rest(model, is_on_gpu, monkeypatch):
+    search, rows = Search([model], config_of({"beam": 3})), sources()
+    expected = alone(search, rows)
+    if is_on_gpu:
+        pretend_(monkeypatch)
+    scheduler, sentences, found = search.open(4, CPU, width=16), search.sentences(), {}
+    assert list(scheduler.step()) == []
+    for number, row in enumerate(rows):
+        scheduler.add(sentences.sentence(number, row))
+        if number % 3 == 0:
+            found.update(scheduler)
+            assert scheduler.is_idle
+    found.update(scheduler)
+    check_same(found, expected)
 
 
 def reference(model, config, source):

@@ -12,7 +12,7 @@ from lamina.decode.candidates import first_scores, most_likely, most_likely_by_g
 from lamina.decode.sampling import draw, keep_likely_, uniforms_for
 from lamina.decode.scoring import pad_targets, token_log_probs
 from lamina.decode.search import Search
-from lamina.decode.step_rules import Due, Rules, forbid_repetition_, length_limits
+from lamina.decode.step_rules import Due, Rules, forbid_repetition_, length_limit
 from lamina.nn.cache import KeyValues, StepState, select_rows
 from lamina.nn.stack import ALL_LAYERS
 from tiny import pad, tiny_model, tiny_pair
@@ -89,13 +89,24 @@ def test_draws_of_a_sentence_do_not_depend_on_the_number_of_steps():
 
 
 def test_lengths_come_from_a_sentences_own_source():
-    assert length_limits(SearchConfig(), [3, 9]) == [200, 200]
-    config = SearchConfig(max_length_factor=1.5, max_length_offset=1)
-    assert length_limits(config, [3, 9]) == [5, 14]
-    assert length_limits(SearchConfig(max_length_factor=1.5, max_length_offset=1, uses_padded_width=True), [3, 9]) == [14, 14]
-    assert length_limits(SearchConfig(match_source_length=True), [3, 9]) == [2, 8]
+    def limits(**options):
+        return [length_limit(SearchConfig(**options), length) for length in (3, 9)]
+
+    assert limits() == [200, 200]
+    assert limits(max_length_factor=1.5, max_length_offset=1) == [5, 14]
+    assert limits(match_source_length=True) == [2, 8]
     # A minimum wins over what a short source allows.
-    assert length_limits(SearchConfig(max_length_factor=1.0, max_length_offset=0, min_length=5), [3, 9]) == [5, 9]
+    assert limits(max_length_factor=1.0, max_length_offset=0, min_length=5) == [5, 9]
+
+
+def test_lengths_may_come_from_the_longest_of_the_batch():
+    model, options = tiny_model(seed=3, share_all=False), {"beam": 1, "min_length": 0, "max_length_factor": 1.0}
+    source = pad(torch.tensor([[5, 6, 2]]), right=6)
+    source = torch.cat([source, torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 2]])])
+    found = Search([model], SearchConfig(max_length_offset=0, uses_padded_width=True, **options)).run(source)
+    assert [len(own[0].ids) - 1 for own in found] == [9, 9]
+    found = Search([model], SearchConfig(max_length_offset=0, **options)).run(source)
+    assert [len(own[0].ids) - 1 for own in found] == [3, 9]
 
 
 def test_rules_in_turn():

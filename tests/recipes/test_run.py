@@ -14,6 +14,7 @@ import pytest
 
 from lamina.cli import main
 from lamina.recipes import runner, worker
+from lamina.recipes.plan import Places, plan_run
 from lamina.recipes.recipe_file import find_recipe
 from lamina.recipes.results import latest, read_rows
 from small_recipe import CORPUS, LM_CORPUS, LM_RECIPE, RECIPE, TRAIN, write_downloads, write_recipe
@@ -88,6 +89,27 @@ def test_a_language_model_and_its_cuts(tmp_path, in_process):
         assert row["figures"]["valid ppl"] > 1
         assert row["figures"]["test ppl"] > 1
     assert (tmp_path / "out" / "work" / "checkpoints" / "lm" / "default.seed1" / "searched.pt").exists()
+
+
+def test_a_cut_is_healed_with_a_teacher_and_without(tmp_path, in_process):
+    keep = {"encoder-layers-to-keep": "every:2", "decoder-layers-to-keep": "0,"}
+    recipe = {**RECIPE, "variants": {"plain": {}}, "seeds": [1], "tiers": {}, "cuts": {
+        "half": keep, "healed": {**keep, "heal": {"heal": 6}}, "tuned": {**keep, "heal": {"heal": 6, "distill-weight": 0.0}}}}
+    path = write_recipe(tmp_path, recipe=recipe)
+    assert main(words(tmp_path, path)) == 0
+    rows = read_rows(tmp_path / "out" / "results.jsonl")
+    assert [(row["cut"], row["status"]) for row in rows] == [(cut, "done") for cut in ("", "half", "healed", "tuned")]
+    assert all("news BLEU" in row["figures"] for row in rows)
+    logs = tmp_path / "out" / "runs" / "small" / "plain.seed1" / "logs"
+    taught, alone = (next(logs.glob(f"prune*{name}*")).read_text() for name in ("healed", "tuned"))
+    assert "learning from" in taught
+    assert "learning from" not in alone
+    folder = tmp_path / "out" / "work" / "checkpoints" / "small" / "plain.seed1"
+    assert sorted(file.name for file in folder.iterdir()) == ["healed.pt", "model.pt", "tuned.pt"]
+    # Counts of updates follow the budget.
+    recipe = find_recipe(str(path))
+    plan = plan_run(recipe, recipe.variants["plain"], 1, Places(*[tmp_path] * 3), budget=0.5)
+    assert any("--heal=3" in stage.words for stage in plan.stages)
 
 
 NARROW = ("--encoder-embed-dim=16 --decoder-embed-dim=16 --encoder-ffn-embed-dim=32 --decoder-ffn-embed-dim=32 "

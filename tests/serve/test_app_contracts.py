@@ -2,6 +2,8 @@
 
 import pytest
 
+from served import running_server
+
 SENTENCE = "the old boat sings"
 KEY = "a-key-of-some-length"
 
@@ -12,8 +14,9 @@ def expected(served_models):
 
 
 @pytest.fixture(scope="module")
-def locked(serving, served_models):
-    with serving([served_models["translator"], served_models["language_model"]], names=("en-de", "lm"), keys=[KEY]) as running:
+def locked(served_models):
+    models = [served_models["translator"], served_models["language_model"]]
+    with running_server(models, names=("en-de", "lm"), keys=[KEY]) as running:
         yield running
 
 
@@ -59,7 +62,7 @@ def test_deepls_client_translates_one_text_and_several(deepl, locked, expected):
     assert [own.billed_characters for own in several] == [len(SENTENCE), 0, 6]
 
 
-def test_deepls_client_lists_languages_and_usage(deepl, locked, serving, served_models):
+def test_deepls_client_lists_languages_and_usage(deepl, locked, served_models):
     client = deepl.DeepLClient(KEY, server_url=locked.url)
     assert [(own.code, own.name) for own in client.get_source_languages()] == [("EN", "English")]
     assert [own.code for own in client.get_target_languages()] == ["DE"]
@@ -72,8 +75,8 @@ def test_deepls_client_lists_languages_and_usage(deepl, locked, serving, served_
 
 
 @pytest.mark.parametrize("target", ["EN-US", "EN-GB"])
-def test_deepls_client_names_targets_with_a_country(deepl, serving, served_models, expected, target):
-    with serving([served_models["translator"]], names=("ro-en",)) as running:
+def test_deepls_client_names_targets_with_a_country(deepl, served_models, expected, target):
+    with running_server([served_models["translator"]], names=("ro-en",)) as running:
         client = deepl.DeepLClient(KEY, server_url=running.url)
         assert client.translate_text(SENTENCE, target_lang=target).text == expected
         assert {own.code for own in client.get_target_languages()} == {"EN-GB", "EN-US"}

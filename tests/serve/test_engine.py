@@ -1,14 +1,18 @@
 """One model, many clients: every answer is what the model gives alone."""
 
 import threading
+import time
 
 import pytest
 
 import lamina
+from lamina.api.outputs import search_config
 from lamina.cli import main
+from lamina.decode.beam_step import BeamStep
 from lamina.errors import ConfigError, DataError
 from lamina.serve.engine import Engine
-from lamina.serve.exchange import ClosedError, Request
+from lamina.serve.exchange import ClosedError, QueueFullError, Request
+from lamina.serve.lanes import Lanes, Wanted
 from tiny import TINY_FLAGS, WORDS, make_data
 
 OPTIONS = {"max_len_b": 12}
@@ -127,10 +131,133 @@ def test_requests_that_make_no_sense(engine, request_, error, why):
         engine.submit(request_)
 
 
+def slow(engine, monkeypatch, seconds=0.02):
+    """Steps take their time, so that there is a queue."""
+    step = engine._lanes.step
+
+    def delayed():
+        time.sleep(seconds)
+        yield from step()
+
+    monkeypatch.setattr(engine._lanes, "step", delayed)
+
+
+def wait_until(holds):
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_clients_take_turns(translator, monkeypatch):
+    """Who brings a book does not keep the others waiting."""
+    engine = Engine(translator, slots=2, defaults={"beam": 1, **OPTIONS})
+    slow(engine, monkeypatch)
+    book = engine.submit(Request(texts=sentences(60), client="book"))
+    others = [engine.submit(Request(texts=[line], client=line)) for line in sentences(3)]
+    for future in others:
+        future.result(30)
+    assert not book.done()
+    assert engine.stats().queue > 30
+    engine.close(30)
+    assert [found[0].text for found in book.result(0).results] == [
+        own.text for own in translator.translate(sentences(60), 1, **OPTIONS)]
+
+
+def test_a_cancelled_request_frees_its_slots(translator, monkeypatch):
+    engine = Engine(translator, slots=2, defaults={"beam": 1, **OPTIONS})
+    slow(engine, monkeypatch)
+    futures = [engine.submit(Request(texts=sentences(30), client=str(number))) for number in range(5)]
+    wait_until(lambda: engine.stats().running == 2)
+    assert all(future.cancel() for future in futures[:4])
+    assert engine.stats().queue <= 30
+    assert len(futures[4].result(30).results) == 30
+    wait_until(lambda: engine.stats().running == 0)
+    stats = engine.stats()
+    assert (stats.requests, stats.requests_done, stats.requests_cancelled, stats.queue) == (5, 1, 4, 0)
+    assert not futures[4].cancel()
+    engine.close()
+
+
+def test_a_full_queue_refuses(translator, monkeypatch):
+    engine = Engine(translator, slots=1, queue_limit=3, defaults={"beam": 1, **OPTIONS})
+    slow(engine, monkeypatch)
+    long = engine.submit(Request(texts=sentences(9)))  # a request that is larger than the queue may pass when nobody waits
+    wait_until(lambda: engine.stats().running == 1)
+    with pytest.raises(QueueFullError, match="sentences are waiting, and at most 3 may") as caught:
+        engine.submit(Request(texts=["a bird"]))
+    assert 1 <= caught.value.retry_after <= 60
+    assert engine.stats().requests_refused == 1
+    assert len(long.result(30).results) == 9
+    assert engine.submit(Request(texts=["a bird"])).result(30).results
+    engine.close()
+
+
+def test_a_step_that_fails_ends_nothing_else(translator, monkeypatch, capsys):
+    engine = Engine(translator, slots=4, defaults=OPTIONS)
+    step, is_broken = BeamStep.step_, True
+
+    def failing(self, due):
+        if is_broken and self.search.config.beam == 3:
+            raise RuntimeError("broken")
+        step(self, due)
+
+    monkeypatch.setattr(BeamStep, "step_", failing)
+    bad = engine.submit(Request(texts=sentences(3), options={"beam": 3}))
+    good = engine.submit(Request(texts=sentences(3)))
+    with pytest.raises(RuntimeError, match="broken"):
+        bad.result(30)
+    assert len(good.result(30).results) == 3
+    is_broken = False
+    assert len(engine.submit(Request(texts=sentences(3), options={"beam": 3})).result(30).results) == 3
+    assert engine.stats().requests_failed == 1
+    assert "RuntimeError: broken" in capsys.readouterr().err
+    engine.close()
+
+
+def test_phrases_that_do_not_fit_are_an_error_of_their_request_alone(engine):
+    bad = engine.submit(Request(texts=["a bird"], constraints=[["BIRD"] * 16]))
+    good = engine.submit(Request(texts=["a bird", "the moon"], constraints=[["MOON"], []]))
+    with pytest.raises(DataError, match="the model's positions end at"):
+        bad.result(30)
+    assert "MOON" in good.result(30).results[0][0].text
+
+
+def test_a_long_text_is_cut_and_says_so(engine):
+    (found,) = engine.submit(Request(texts=["the old boat " * 9])).result(30).results
+    assert found[0].is_cut
+
+
+def test_steps_cost_what_their_layers_cost(translator):
+    """Of two depths side by side, the lower one takes as many more steps as it has fewer layers."""
+    lanes = Lanes(translator, 4)
+    config = search_config(beam=1, min_len=12, **OPTIONS)
+    for number, depth in enumerate(("4-2", "4-1")):
+        lanes.add(Wanted(number, translator.encode_source("the moon"), config, translator.active_layers(depth), (1, 0)))
+    finished = []
+    while lanes.num_running:
+        finished += [(key, {lane.cost: lane.scheduler.tick for lane in lanes.lanes.values()}) for key, _ in lanes.step()]
+    assert [key for key, _ in finished] == [1, 0]
+    assert finished[0][1][1.0] <= finished[0][1][0.5] // 2 + 1
+
+
 def test_closing_finishes_what_was_accepted(translator):
     engine = Engine(translator, slots=2, defaults=OPTIONS)
     futures = [engine.submit(Request(texts=sentences(5))) for _ in range(4)]
     engine.close(30)
     assert all(future.result(0).results for future in futures)
+    assert not engine.is_alive
     with pytest.raises(ClosedError):
         engine.submit(Request(texts=["a bird"]))
+
+
+def test_closing_does_not_wait_for_ever(translator, monkeypatch):
+    engine = Engine(translator, slots=1, defaults=OPTIONS)
+    slow(engine, monkeypatch, 0.1)
+    future = engine.submit(Request(texts=sentences(40)))
+    wait_until(lambda: engine.stats().running == 1)
+    started = time.monotonic()
+    engine.close(0.2)
+    assert time.monotonic() - started < 5
+    with pytest.raises(ClosedError, match="before this was done"):
+        future.result(0)

@@ -78,6 +78,13 @@ def test_without_checkpoints_there_is_no_file(data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_the_last_checkpoint_of_the_current_folder_is_another_runs(data, tmp_path, monkeypatch):
+    assert train(data, tmp_path, "--max-update", "2") == 0
+    monkeypatch.chdir(tmp_path)
+    assert train(data, tmp_path / "new", "--max-update", "1") == 0
+    assert places(tmp_path / "new")[-1] == ("valid", 1)
+
+
 def test_what_is_not_finite_is_null(tmp_path):
     from lamina.training.events import Listeners
 

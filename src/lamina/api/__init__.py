@@ -7,9 +7,13 @@ from lamina.api.loading import load
 from lamina.api.masked_model import Filling, MaskedLanguageModel, Prediction
 from lamina.api.outputs import DTYPES, Attention, Score, Translation
 from lamina.api.saving import save
+from lamina.api.train_function import train
 from lamina.api.translator import Translator
 from lamina.config.model import ModelConfig
 from lamina.config.search_options import SearchConfig
+from lamina.data.batching import AnyBatch
+from lamina.training.events import Event
 
-__all__ = ["DTYPES", "Attention", "Data", "Filling", "LanguageModel", "LoadedModel", "MaskedLanguageModel", "ModelConfig",
-           "Prediction", "Score", "SearchConfig", "States", "Translation", "Translator", "load", "prepare", "save"]
+__all__ = ["DTYPES", "AnyBatch", "Attention", "Data", "Event", "Filling", "LanguageModel", "LoadedModel",
+           "MaskedLanguageModel", "ModelConfig", "Prediction", "Score", "SearchConfig", "States", "Translation",
+           "Translator", "load", "prepare", "save", "train"]

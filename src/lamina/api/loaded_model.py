@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -17,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lamina.api.outputs import Row, parse_device, parse_dtype, silent, warn_in_python
+from lamina.api.outputs import parse_device, parse_dtype, silent, warn_in_python
 from lamina.checkpoint.format import Checkpoint, load_weights_, save_checkpoint
 from lamina.checkpoint.marks import marks_of
 from lamina.config.chosen_depth import parse_depth
@@ -30,6 +32,7 @@ from lamina.nn.prepacked import Int8Linear, Prepacked, is_prepacked, prepack_, u
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers, LayerStack, stacks_of
 from lamina.provenance import origin
 from lamina.pruning.cut import check_prunable, prune_on_loading
+from lamina.training.events import Row
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -273,6 +276,23 @@ class LoadedModel(Generic[M]):
             for checkpoint in self._described:
                 check_prunable(checkpoint)
         return active
+
+    @property
+    def digest(self) -> str:
+        """A fingerprint of the weights and the configuration: models with the same one compute the same, in any precision.
+
+        >>> model.digest == lamina.load("checkpoint_best.pt", device="cpu").digest
+        True
+        """
+        found = hashlib.sha256()
+        for number, model in enumerate(self.models):
+            own = [dict(self._described[number].config)] if self._described else []
+            found.update(json.dumps([*own, self._prepacking is Int8Linear], sort_keys=True, default=str).encode())
+            masters = self._masters[number] if self._masters else {}
+            for name, weight in model.named_parameters():
+                found.update(name.encode())
+                found.update(masters.get(name, weight).detach().float().cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()[:16]
 
     # -- states
 

@@ -15,9 +15,12 @@ from lamina.api.loaded_model import LoadedModel
 from lamina.api.masked_model import MaskedLanguageModel
 from lamina.api.outputs import OptionValue, parse_device, parse_dtype, silent, warn_in_python, writing_dtype
 from lamina.api.translator import Translator
+from lamina.checkpoint.format import Checkpoint
 from lamina.errors import CheckpointError, ConfigError
+from lamina.files import split_paths
 from lamina.interop.any_format import load_any
 from lamina.interop.fairseq_file import DictionaryPlaces
+from lamina.models.contract import Model
 from lamina.nn.prepacked import Int8Linear, Prepacked, PrepackedLinear, can_prepack
 from lamina.pruning.on_loading import made_ready
 from lamina.traits import WRITES
@@ -69,8 +72,8 @@ def load(path: Paths, device: torch.device | str | None = None, dtype: torch.dty
     """The model of a checkpoint, or an ensemble of several.
 
     Arguments:
-        path: a checkpoint, or several as a list or as `a.pt:b.pt`: their probabilities are averaged. A checkpoint of fairseq is
-            taken as it is.
+        path: a checkpoint, or several as a list or as `a.pt:b.pt`: their probabilities are averaged. Checkpoints of fairseq
+            and folders of Hugging Face's are taken as they are; `hf://owner/name` is downloaded from its hub.
         device: "cpu", "cuda", "cuda:1" or a torch.device; a GPU if there is one, if left out.
         dtype: "fp32", "fp16", "bf16", torch's names of them or a torch.dtype. If left out, models that write texts compute in
             float16 on a GPU; everything else is float32.
@@ -95,7 +98,8 @@ def load(path: Paths, device: torch.device | str | None = None, dtype: torch.dty
     True
     """
     import_parts(user_dir, notice or warn_in_python)
-    paths = [Path(name) for name in (path.split(":") if isinstance(path, str) else [path] if isinstance(path, Path) else path)]
+    names = split_paths(path) if isinstance(path, str) else [path] if isinstance(path, Path) else path
+    paths = [Path(name) for name in names]
     if not paths:
         raise CheckpointError("there is no checkpoint to load: the list of paths is empty.")
     device = parse_device(device)
@@ -112,8 +116,7 @@ def load(path: Paths, device: torch.device | str | None = None, dtype: torch.dty
         checkpoint = made_ready(whole, place, overrides, notice=notice or warn_in_python, say=say or silent)
         del whole
         if number == 0:
-            kind, vocabularies, subwords = checkpoint.kind, checkpoint.vocabularies(), checkpoint.subword_models()
-            languages = checkpoint.languages
+            kind, vocabularies = checkpoint.kind, checkpoint.vocabularies()
             if task not in (None, kind.name):
                 raise CheckpointError(f"{place} is of --task {kind.name}, not {task}. Leave task out, or name that one.")
         if checkpoint.kind != kind:
@@ -125,11 +128,24 @@ def load(path: Paths, device: torch.device | str | None = None, dtype: torch.dty
         models.append(checkpoint.build_model())
         is_rounded = (dtype or (writing_dtype(device) if kind.has(WRITES) else None) or torch.float32) != torch.float32
         described.append(checkpoint if is_rounded else replace(checkpoint, weights={}))
-    if dtype is None and kind.has(WRITES):
+    return _assembled(models, described, [place.name for place in paths], device, dtype, prepacking)
+
+
+def model_of(checkpoint: Checkpoint, name: str, device: torch.device) -> AnyModel:
+    """As `load` gives it; for a checkpoint that is no file."""
+    prepacking = _prepacking(None, device, writing_dtype(device) or torch.float32)
+    return _assembled([checkpoint.build_model()], [checkpoint], [name], device, None, prepacking)
+
+
+def _assembled(models: Sequence[Model], checkpoints: Sequence[Checkpoint], names: Sequence[str], device: torch.device,
+               dtype: torch.dtype | None, prepacking: type[Prepacked] | None) -> AnyModel:
+    first = checkpoints[0]
+    if dtype is None and first.kind.has(WRITES):
         dtype = writing_dtype(device)
-    loaded: AnyModel = kind.load_api()(models, vocabularies, subwords, languages=languages, device=device, dtype=dtype)
+    loaded: AnyModel = first.kind.load_api()(models, first.vocabularies(), first.subword_models(), languages=first.languages,
+                                             device=device, dtype=dtype)
     if isinstance(loaded, LoadedModel):  # a task of one's own may give anything
-        loaded.describe(described, [place.name for place in paths])
+        loaded.describe(checkpoints, names)
         loaded.prepack(prepacking)
     return loaded
 

@@ -18,11 +18,17 @@ else:
 class SearchOptions(TypedDict, total=False):
     """How to search: the options of `lamina generate`, or SearchConfig's fields."""
 
+    begin_with: int | Sequence[int] | str
     constraint_order: str | bool | None
     cuda_graphs: bool
     diverse_beam_groups: int
     diverse_beam_strength: float
+    first_tokens: int | Sequence[int] | str
+    forbid_tokens: int | Sequence[int] | str
+    forbidden_tokens: int | Sequence[int] | str
     forbidden_words: str | None
+    free_forced: bool
+    frees_forced: bool
     length_penalty: float
     lenpen: float
     match_source_len: bool
@@ -37,6 +43,8 @@ class SearchOptions(TypedDict, total=False):
     nbest: int
     no_repeat_ngram: int
     no_repeat_ngram_size: int
+    renormalize: bool
+    renormalizes: bool
     sampling: bool
     sampling_topk: int
     sampling_topp: float
@@ -97,6 +105,7 @@ class TrainOptions(TypedDict, total=False):
     decoder_normalize_before: bool
     decoder_output_dim: int | None
     decoder_positions: str
+    decoder_reads: str | Sequence[str]
     deepnet_layers: int | Sequence[int] | str
     device_id: int | None
     disable_validation: bool
@@ -123,6 +132,7 @@ class TrainOptions(TypedDict, total=False):
     encoder_learned_pos: bool
     encoder_normalize_before: bool
     encoder_positions: str
+    encoder_reads: str | Sequence[str]
     end_learning_rate: float
     epoch_checkpoints: bool
     eval_bleu: bool
@@ -185,9 +195,14 @@ class TrainOptions(TypedDict, total=False):
     mixing: str
     mixing_stacks: str
     mlflow_experiment: str | None
+    model_begins_with: int | Sequence[int] | str
+    model_forbids: int | Sequence[int] | str
+    model_frees_forced: bool
+    model_renormalizes: bool
     momentum: float
     muon_momentum: float
     no_decay: str | Sequence[str]
+    norm_eps: float
     num_classes: int
     num_workers: int
     optimizer: str
@@ -242,7 +257,6 @@ class TrainOptions(TypedDict, total=False):
     ta_source_embedding: bool
     target_lang: str | None
     target_word_dropout: float
-    task: str
     tensorboard_logdir: str | None
     threshold_loss_scale: float | None
     tie_adaptive_proj: bool

@@ -18,7 +18,7 @@ from lamina.text.vocabulary import EOS
 
 TooLong = Literal["truncate", "skip"]
 OptionValue = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float] | None
-Row = dict[str, str | int | float | None]  # one line of train.jsonl
+
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # As torch spells them, and its users.

@@ -28,7 +28,7 @@ def show_list(config: RecipeListConfig) -> None:
     recipes = [find_recipe(name) for name in all_names()]
     tiers_there = sorted({tier for recipe in recipes for tier in recipe.tiers})
     if config.tier is not None and config.tier not in tiers_there:
-        raise ConfigError(f"no recipe has a tier {config.tier}. There are {' and '.join(map(str, tiers_there))}.")
+        raise ConfigError(f"no recipe has a tier {config.tier}. There are {', '.join(map(str, tiers_there))}.")
     shown = [recipe for recipe in recipes if config.tier is None or recipe.tiers.get(config.tier)]
     rows = [(recipe.name, str(len(recipe.runs(config.tier))), recipe.data.name, recipe.about) for recipe in shown]
     heads = ("recipe", "runs", "corpus", "what it compares")

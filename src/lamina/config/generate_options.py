@@ -13,6 +13,7 @@ from lamina.config.plug_in_options import PlugInConfig
 from lamina.config.search_options import SearchConfig
 from lamina.errors import ConfigError
 from lamina.fields import REQUIRED, check, check_seed, every, flag, flatten, part
+from lamina.files import split_paths
 from lamina.parts.contracts import Metric
 from lamina.parts.figures import REFERENCE_METRICS
 from lamina.registry import TasksWith, register
@@ -25,7 +26,8 @@ QUANTIZATIONS = ("int8",)
 class ModelFiles:
     """Model."""
 
-    path: str = flag(REQUIRED, "checkpoint; several, separated by colons, translate together as an ensemble")
+    path: str = flag(REQUIRED, "checkpoint, or a folder of Hugging Face's, or hf://OWNER/NAME; several, separated by "
+                                "colons, translate together as an ensemble")
     overrides: str = flag("{}", "settings of the stored model to replace, as in \"{'dropout': 0.1}\"", name="model-overrides",
                           metavar="DICT")
     keep: KeepConfig = part(KeepConfig)
@@ -51,7 +53,7 @@ class ModelFiles:
 
     @property
     def paths(self) -> list[str]:
-        return [path for path in self.path.split(":") if path]
+        return split_paths(self.path)
 
     def override_values(self) -> dict[str, Any]:
         """What to change in the stored model, the layers to keep included, by flag.

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lamina.config.drop_rates import SCHEDULE_HELP, Rates, rates_of
 from lamina.fields import Switch, check, flag, part, variant
-from lamina.parts.contracts import Adapter, Fusion, Head, HeadPlace, Mixing, ModelPart, Positions, Residual
+from lamina.parts.contracts import Adapter, Fusion, Head, HeadPlace, Mixing, ModelPart, Positions, Residual, StepRule
 from lamina.parts.mixings import NoMixing
+from lamina.parts.model_manners import FirstTokens, ForbiddenTokens, FreeForced, Renormalized
 from lamina.registry import register
 from lamina.traits import CLASSES, DECODER, DECODER_ONLY, ENCODER, ENCODER_ONLY, PAIRS
 
+EOS_ID = 2  # of every vocabulary; text/vocabulary.py says the same, and a test holds the two together
 # Of feed-forward blocks; the first is the default.
 FFN_STARTS = ("torch", "xavier")
 
@@ -42,8 +45,13 @@ class StackConfig:
                                     "quality alone; lower --dropout by about 0.1 with it", name="layerdrop",
                                paper="Fan et al. 2020 §3.1")
     embed_path: str | None = flag(None, "text file of pretrained embeddings: a `COUNT DIM` line, then `word v1 v2 ...`")
+    reads: tuple[str, ...] = flag((), "ids that the stack reads as other ones: a decoder starts from </s>, and with 2:0 from "
+                                      "<s>; imported models need it", metavar="ID:ID[,..]")
 
     def __post_init__(self) -> None:
+        for pair in self.reads:
+            check(re.fullmatch(r"\d{1,9}:\d{1,9}", pair) is not None,
+                  f"--encoder-reads or --decoder-reads is {','.join(self.reads)}; it must be pairs of ids such as 2:0.")
         for name, value in (("layers", self.num_layers), ("embed-dim", self.model_dim), ("ffn-embed-dim", self.ffn_dim),
                             ("attention-heads", self.num_heads)):
             check(value >= 1, f"--encoder-{name} or --decoder-{name} is {value}; it must be at least 1.")
@@ -52,6 +60,11 @@ class StackConfig:
         check(self.model_dim % self.num_heads == 0,
               f"a width of {self.model_dim} cannot be split over {self.num_heads} attention heads; choose "
                       "--encoder-attention-heads and --decoder-attention-heads that divide the embed-dim.")
+
+    @property
+    def reads_ids(self) -> tuple[tuple[int, int], ...]:
+        """(id in the text, id whose vector the stack reads)"""
+        return tuple((int(first), int(second)) for first, second in (pair.split(":") for pair in self.reads))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +111,27 @@ class DropoutConfig:
                             ("activation-dropout", self.activation_p), ("source-word-dropout", self.source_word_p),
                             ("target-word-dropout", self.target_word_p)):
             check(0.0 <= value < 1.0, f"--{name} is {value}; it must lie in [0, 1).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MannersConfig:
+    """Rules that a model brings."""
+
+    forbidden: tuple[int, ...] = flag((), "ids that the model never says", name="model-forbids", metavar="ID,..")
+    first: tuple[int, ...] = flag((), "ids that its texts begin with, such as that of the target language",
+                                  name="model-begins-with", metavar="ID,..")
+    renormalizes: bool = flag(False, "scores are the probabilities of what is not forbidden", name="model-renormalizes")
+    frees_forced: bool = flag(False, "a token that has to come, such as </s> at the longest length, costs nothing",
+                              name="model-frees-forced")
+
+    def rules(self) -> tuple[StepRule, ...]:
+        rules = (ForbiddenTokens(forbidden_tokens=self.forbidden), FirstTokens(first_tokens=self.first),
+                 Renormalized(renormalizes=self.renormalizes), FreeForced(frees_forced=self.frees_forced))
+        return tuple(rule for rule in rules if rule.is_on)
+
+    def describe(self) -> str:
+        """A line for model cards."""
+        return f"texts begin with the ids {', '.join(map(str, self.first))}" if self.first else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,9 +236,12 @@ class ModelConfig:
                              default="none")
     mixing_stacks: str = flag("both", "the stacks whose layers --mixing changes", name="mixing-stacks",
                               choices=("both", "encoder", "decoder"), wants=(PAIRS,))
+    norm_eps: float = flag(1e-5, "added to the variance in every layer norm")
+    manners: MannersConfig = part(MannersConfig, wants=(DECODER,))
     adapter: Adapter = variant("adapter", "trainable weights beside the model's own", register.adapter, default="none")
 
     def __post_init__(self) -> None:
+        check(0.0 < self.norm_eps < 1.0, f"--norm-eps is {self.norm_eps}; it must lie between 0 and 1, such as 1e-5.")
         self.fusion.check(self.encoder.num_layers, self.decoder.num_layers)
         self.surface.check(self.head_place())
         check(not self.embedding.share_all or self.encoder.model_dim == self.decoder.model_dim,
@@ -266,6 +303,18 @@ class ModelConfig:
         return HeadPlace(dim=self.decoder.model_dim, encoder_dim=self.encoder.model_dim, num_layers=self.decoder.num_layers,
                          dropout_p=self.dropout.dropout_p, attention_dropout_p=self.dropout.attention_p,
                          feed_forward=feed_forward)
+
+    def not_in(self, toolkit: str, *, may_start: bool = False) -> str:
+        """Why another toolkit cannot hold a model with these options, besides what parts say; nothing if it can.
+
+        `may_start`: it can start its decoder from another symbol than </s>.
+        """
+        started = all(own == EOS_ID for own, _ in self.decoder.reads_ids) and may_start
+        if self.encoder.reads or (self.decoder.reads and not started):
+            return f"{toolkit} has no --encoder-reads or --decoder-reads"
+        if self.norm_eps != ModelConfig.norm_eps:
+            return f"{toolkit} has no --norm-eps"
+        return ""
 
     def model_parts(self) -> list[ModelPart]:
         """Every part whose kind can be chosen, for those who must know what all of them are."""

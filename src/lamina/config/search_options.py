@@ -100,6 +100,10 @@ class SearchConfig:
         check(not self.match_source_length, "--constraints and --match-source-len exclude each other: phrases may need more "
                                             "room than the source has. Leave one of them out.")
 
+    def with_rules(self, rules: tuple[StepRule, ...]) -> SearchConfig:
+        """Those that a model brings come in addition to those of the search."""
+        return replace(self, rules=(*self.rules, *rules)) if rules else self
+
     @property
     def rules_in_force(self) -> tuple[StepRule, ...]:
         return tuple(rule for rule in self.rules if rule.is_on)

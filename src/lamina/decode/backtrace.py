@@ -67,7 +67,7 @@ class Backtrace:
         self.notes[:, :, END_SCORE].index_fill_(0, rows, NO_END)
 
     def select_(self, rows: Tensor) -> None:
-        self._rows = self._rows[: len(rows)]
+        self._rows = torch.arange(len(rows), device=rows.device)
         self.notes = self.notes.index_select(0, rows)
 
     def of(self, rows: Tensor, length: int) -> Tensor:

@@ -31,6 +31,7 @@ class Found:
 
     index: int  # of the row, as it was given
     hypotheses: list[Hypothesis]  # the best first
+    is_repeated: bool = False  # the second translation of a cascade
 
 
 def search_rows(search: Search, rows: Sequence[np.ndarray], *, device: torch.device | str,

@@ -52,7 +52,7 @@ class BeamStep:
     @prepared
     def __init__(self, search: Search, first: Entries, num_steps: int, constraints: Constraints | None = None, *,
                  is_even: bool = True) -> None:
-        """`num_steps`: at most, of any sentence to come; `is_even`: no slot will be filled again."""
+        """`num_steps`: at most, of any sentence to come; `is_even`: its steps are not captured."""
         self.search = search
         self.config = search.config
         self.constraints = constraints
@@ -96,11 +96,13 @@ class BeamStep:
 
     @prepared
     def fill_(self, entries: Entries) -> None:
-        """Other sentences take the slots `entries.rows`."""
+        """Other sentences take the slots `entries.rows`. Where they read more than all before, memory moves, and graphs do not
+        hold."""
         rows = entries.rows
         self.trace.clear_(rows)
         states, tokens, scores = self._begin(entries)
         for state, own in zip(self.states, states, strict=True):
+            state.widen_(own)
             state.put_(rows, own)
         self.rules.put_(rows, entries.limits, entries.num_given, entries.prefix)
         self.tokens.index_copy_(0, rows, tokens)
@@ -149,6 +151,11 @@ class BeamStep:
         return total if len(self.states) == 1 else total.sub_(math.log(len(self.states)))
 
     @torch.inference_mode()
+    def drop_(self, rows: Tensor) -> None:
+        """Nothing more is asked of these slots."""
+        self.is_done.index_fill_(0, rows, True)
+
+    @torch.inference_mode()
     def reserve_(self, length: int) -> bool:
         """Room for so many steps; whether memory was moved."""
         has_moved = [state.reserve_(length) for state in self.states]
@@ -156,12 +163,12 @@ class BeamStep:
 
     @torch.inference_mode()
     def select_(self, rows: Tensor) -> None:
-        """Only these slots go on. rows: (B',)"""
+        """Only these slots continue; one may be there several times, to be filled with other sentences. rows: (B',)"""
         self.rules.select_(rows)
         self.trace.select_(rows)
         for state in self.states:
             state.select_(rows)
-        self._rows = self._rows[: len(rows)]
+        self._rows = torch.arange(len(rows), device=rows.device)
         self.tokens, self.scores, self.num_ended, self.is_done = (
             part.index_select(0, rows) for part in (self.tokens, self.scores, self.num_ended, self.is_done))
         if self.uniforms is not None:

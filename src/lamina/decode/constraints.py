@@ -11,10 +11,9 @@ may not end before it holds all phrases, and when only as much room is left as t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -123,51 +122,54 @@ class ConstrainedRow:
     phrases: Phrases
     beams: list[Progress | None]  # None: nothing goes on here
     limit: int  # of tokens, </s> not counted
+    step: int = 0  # tokens that each beam has
     is_late: bool = False  # the model wanted to end while phrases were missing
 
     def moves(self) -> list[tuple[int, Moves]]:
         return [(beam, self.phrases.moves(progress)) for beam, progress in enumerate(self.beams) if progress is not None]
 
 
+def constrained(phrases: Sequence[Sequence[int]], prefix: Sequence[int], limit: int, *, num_beams: int, is_ordered: bool,
+                max_length: int) -> ConstrainedRow:
+    """A sentence before its first step: its longest length is raised to what prefix and phrases need."""
+    automaton, begun = Phrases(phrases, is_ordered=is_ordered), [int(token) for token in prefix]
+    moves = automaton.moves(automaton.read(begun))
+    if EOS in begun and not moves.is_complete:
+        raise DataError("a sentence must begin with a whole translation, </s> included, that lacks its constraints. Leave out "
+                        "the one or the other.")
+    shortest = len(begun) + automaton.num_tokens - moves.num_met
+    if shortest > max_length:
+        raise DataError(f"the constraints of a sentence have {automaton.num_tokens} tokens and need a translation of "
+                        f"{shortest}, but the model's positions end at {max_length}. Leave some of them out.")
+    return ConstrainedRow(automaton, [automaton.start, *[None] * (num_beams - 1)], max(shortest, limit))
+
+
 class Constraints:
-    """The phrases of a batch and how far its beams are with them; sentences without phrases are not in it."""
+    """The phrases of the sentences in hand and how far their beams are with them; those without phrases are not in it."""
 
-    def __init__(self, phrases: Sequence[Sequence[Sequence[int]]], *, num_beams: int, is_ordered: bool,
-                 prefixes: Sequence[Sequence[int] | np.ndarray] | None = None) -> None:
+    def __init__(self, num_beams: int) -> None:
         self.num_beams = num_beams
-        self.rows: dict[int, ConstrainedRow] = {}  # by place in the batch
-        for place, own in enumerate(phrases):
-            if own:
-                begun = [] if prefixes is None else [int(token) for token in prefixes[place]]
-                automaton = Phrases(own, is_ordered=is_ordered)
-                moves = automaton.moves(automaton.read(begun))
-                if EOS in begun and not moves.is_complete:
-                    raise DataError(f"sentence {place} of the batch must begin with a whole translation, </s> included, that "
-                                    "lacks its constraints. Leave out the one or the other.")
-                beams: list[Progress | None] = [automaton.start, *[None] * (num_beams - 1)]
-                self.rows[place] = ConstrainedRow(automaton, beams, len(begun) + automaton.num_tokens - moves.num_met)
+        self.rows: dict[int, ConstrainedRow] = {}  # by slot
 
-    def fit_(self, limits: list[int], max_length: int) -> None:
-        """Raise each sentence's longest length to what its prefix and phrases need, where the model can go that far."""
-        for place, row in self.rows.items():
-            if row.limit > max_length:
-                raise DataError(f"the constraints of a sentence have {row.phrases.num_tokens} tokens and need a translation of "
-                                f"{row.limit}, but the model's positions end at {max_length}. Leave some of them out.")
-            limits[place] = row.limit = max(row.limit, limits[place])
+    def put_(self, slot: int, row: ConstrainedRow | None) -> None:
+        """Another sentence takes the slot; None: it has no phrases, or nobody takes it."""
+        self.rows.pop(slot, None)
+        if row is not None:
+            self.rows[slot] = row
 
     def followers(self, log_probs: Tensor) -> Tensor:
         """Places, in the flat log_probs (B, K, V), of the tokens that go on with phrases."""
         return self._places(log_probs, [(place, beam, token) for place, row in self.rows.items()
                                         for beam, moves in row.moves() for token in moves.followers])
 
-    def restrict_(self, log_probs: Tensor, step: int) -> None:
+    def restrict_(self, log_probs: Tensor) -> None:
         """No end before all phrases are met, and nothing else when only they still fit. log_probs: (B, K, V)"""
         if not self.rows:
             return
         best = log_probs[torch.tensor(list(self.rows), device=log_probs.device)].argmax(dim=2).tolist()
         endless, narrow, allowed = [], [], []
         for (place, row), tokens in zip(self.rows.items(), best, strict=True):
-            fewest = row.phrases.num_tokens - (row.limit - step - 1)  # tokens met after this one, or the rest will not fit
+            fewest = row.phrases.num_tokens - (row.limit - row.step - 1)  # tokens met after this one, or the rest will not fit
             for beam, moves in row.moves():
                 if not moves.is_complete:
                     endless.append((place, beam, EOS))
@@ -234,14 +236,16 @@ class Constraints:
         best = [candidate for _, _, candidate in order[:number]]
         return best + [(-torch.inf, PAD, 0)] * (number - len(best))
 
-    def advance_(self, beams: Candidates, going_on: Sequence[int]) -> None:
+    def advance_(self, beams: Candidates, going_on: Collection[int]) -> None:
         """These beams, (B, K) of each part, are next; of sentences that are done no more is asked."""
-        self.rows = {place: row for place, row in self.rows.items() if place in set(going_on)}
+        going_on = set(going_on)
+        self.rows = {place: row for place, row in self.rows.items() if place in going_on}
         if not self.rows:
             return
         places = torch.tensor(list(self.rows), device=beams.scores.device)
         for row, *own in zip(self.rows.values(), *(part[places].tolist() for part in beams), strict=True):
             moves = dict(row.moves())
+            row.step += 1
             row.beams = [moves[parent].after(token) if score > -torch.inf else None
                          for score, token, parent in zip(*own, strict=True)]
 

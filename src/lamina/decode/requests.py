@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +14,12 @@ from torch import Tensor
 
 from lamina.config.search_options import SearchConfig
 from lamina.data.batching import pad_rows
-from lamina.decode.constraints import Constraints
+from lamina.decode.constraints import ConstrainedRow, constrained
 from lamina.decode.sampling import uniforms_for
-from lamina.decode.step_rules import length_limits
+from lamina.decode.step_rules import length_limit
 from lamina.text.vocabulary import PAD
 
+NOTHING = np.zeros(0, dtype=np.int64)
 NUM_COLUMNS = 3  # in front of the ids that travel to the device: slot, limit, tokens of the prompt
 
 
@@ -68,48 +70,72 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-class Sentences:
-    """Numbered from 0."""
+@dataclass(eq=False)
+class Sentence:
+    """One to search for."""
 
-    def __init__(self, config: SearchConfig, max_positions: int, sources: Sequence[np.ndarray],
-                 prefixes: Sequence[np.ndarray] | None = None, seeds: Sequence[Sequence[int]] | None = None,
-                 constraints: Constraints | None = None, *, is_continued: bool = False) -> None:
+    key: Any  # by which its result is told from others
+    source: np.ndarray
+    prefix: np.ndarray  # what its translation begins with; of a language model, the prompt
+    limit: int  # most tokens before </s>
+    num_given: int  # how many of them are a prompt, which lengths do not count
+    num_known: int  # tokens that a model may read at once
+    seed: Sequence[int]  # for sampling
+    phrases: ConstrainedRow | None  # that its translation contains
+
+
+class Sentences:
+    """What a search must know of sentences before it begins with them."""
+
+    def __init__(self, config: SearchConfig, max_positions: int, *, is_continued: bool = False,
+                 has_constraints: bool = False) -> None:
         """`is_continued`: prefixes are prompts, and lengths are those of what comes after them."""
         self.config = config
-        self.sources = sources
-        self.prefixes = prefixes if prefixes is not None and any(map(len, prefixes)) else None
-        self.seeds = seeds
-        self.lengths = [len(source) for source in sources]
-        given = [len(prefix) for prefix in self.prefixes] if self.prefixes is not None else [0] * len(sources)
-        self.num_prefix = max(given)
-        self.prefix_lengths = np.array(given)
-        before = self.prefix_lengths if is_continued else np.zeros(len(sources), dtype=int)
-        # A token fed is a position used, and </s> in front is the first.
-        limits = [min(limit + number, max_positions - 1)
-                  for limit, number in zip(length_limits(config, self.lengths), before.tolist(), strict=True)]
-        if constraints is not None:
-            constraints.fit_(limits, max_positions - 1)
-        self.limits = np.array(limits)
-        self.num_given = before
-        self.num_steps = int(self.limits.max()) + 1
+        self.max_positions = max_positions
+        self.is_continued = is_continued
+        self.has_constraints = has_constraints
         # The tokens that a model may read at once.
-        may_read = (constraints is None and config.num_groups == 1
-                    and all(rule.knows_prompts for rule in config.rules_in_force))
-        self.num_known = np.minimum(before, self.limits) if may_read else np.zeros_like(before)
+        self.may_read = (not has_constraints and config.num_groups == 1
+                         and all(rule.knows_prompts for rule in config.rules_in_force))
 
-    def entries(self, numbers: Sequence[int], rows: Sequence[int], width: int = 0) -> Entries:
-        """Sentences for the slots `rows`, their sources padded to `width` or to the longest of them."""
-        source = pad_rows([self.sources[number] for number in numbers], width)
-        columns = np.stack([np.asarray(rows), self.limits[list(numbers)], self.num_given[list(numbers)]], axis=1)
-        parts = [columns, source]
-        if self.prefixes is not None:
-            parts.insert(1, pad_rows([self.prefixes[number] for number in numbers], self.num_prefix))
-        uniforms = None
-        if self.config.sampling:
-            seeds = [(number,) if self.seeds is None else self.seeds[number] for number in numbers]
-            uniforms = uniforms_for(seeds, self.config.beam, self.num_steps)
-        return Entries(torch.from_numpy(np.concatenate(parts, axis=1)), self.num_prefix, uniforms,
-                       int(self.num_known[list(numbers)].min()))
+    def sentence(self, key: Any, source: np.ndarray, prefix: np.ndarray | None = None, *, seed: Sequence[int] = (1,),
+                 phrases: Sequence[Sequence[int]] = (), width: int | None = None) -> Sentence:
+        """`width`: the length that counts as the source's, if it is not its own."""
+        begun = NOTHING if prefix is None else prefix
+        num_given = len(begun) if self.is_continued else 0
+        limit = self.longest(width or len(source), num_given)
+        row = None
+        if phrases:
+            row = constrained(phrases, begun.tolist(), limit, num_beams=self.config.beam, max_length=self.max_positions - 1,
+                              is_ordered=self.config.constraint_order != "unordered")
+            limit = row.limit
+        return Sentence(key, source, begun, limit, num_given, min(num_given, limit) if self.may_read else 0, seed, row)
+
+    def most(self, width: int) -> int:
+        """The most tokens before </s> of any sentence whose source has at most `width`."""
+        # Prompts and phrases may take all the room there is.
+        return self.max_positions - 1 if self.is_continued or self.has_constraints else self.longest(width)
+
+    def longest(self, width: int, num_given: int = 0) -> int:
+        """The most tokens before </s> that follow from a source of this length."""
+        # A token fed is a position used, and </s> in front is the first.
+        return min(length_limit(self.config, width) + num_given, self.max_positions - 1)
+
+
+def entries_of(sentences: Sequence[Sentence], slots: Sequence[int], config: SearchConfig, num_steps: int, *, width: int = 0,
+               num_prefix: int = 0) -> Entries:
+    """Sentences for these slots; sources and prefixes are padded to the longest, and at least to `width` and `num_prefix`.
+
+    `num_steps`: as many draws are made for each, where draws are made.
+    """
+    columns = np.array([(slot, own.limit, own.num_given) for slot, own in zip(slots, sentences, strict=True)])
+    num_prefix = max(num_prefix, *(len(own.prefix) for own in sentences), 0)
+    parts = [columns, pad_rows([own.source for own in sentences], width)]
+    if num_prefix:
+        parts.insert(1, pad_rows([own.prefix for own in sentences], num_prefix))
+    uniforms = uniforms_for([own.seed for own in sentences], config.beam, num_steps) if config.sampling else None
+    num_shared = min(own.num_known for own in sentences)
+    return Entries(torch.from_numpy(np.concatenate(parts, axis=1)), num_prefix, uniforms, num_shared)
 
 
 def rows_of(ids: Tensor) -> list[np.ndarray]:

@@ -9,8 +9,8 @@ asking (how many steps ago a slot was filled) decides how much of the past a ste
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from lamina.cuda_graphs.recorder import Recorder
 from lamina.decode.backtrace import Hypothesis, hypotheses_of
 from lamina.decode.beam_step import BeamStep
 from lamina.decode.constraints import Constraints
-from lamina.decode.requests import Entries, Sentences, moved
+from lamina.decode.requests import Entries, Sentence, entries_of, moved
 from lamina.decode.step_rules import Due
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ NOBODY = -1
 SHORTEST_LENGTH = 32
 NARROWEST_WIDTH = 16
 
-Finished = tuple[int, list[Hypothesis]]  # a sentence's number, and what was found
+Finished = tuple[Any, list[Hypothesis]]  # a sentence's key, and what was found
 
 
 class OnItsWay(NamedTuple):
@@ -66,127 +66,222 @@ class OnItsWay(NamedTuple):
 
 
 class Scheduler:
-    """Iterate over it for each sentence's number and hypotheses, in the order in which they finish."""
+    """Slots in which sentences are searched, and the queue of those that wait for one: continuous batching.
 
-    def __init__(self, search: Search, sentences: Sentences, numbers: Sequence[int], num_slots: int, device: torch.device,
-                 constraints: Constraints | None = None) -> None:
+    `add` sentences at any time, and call `step` until it is idle. Each step is one token for every slot; a sentence that is
+    finished leaves, and the next one takes its slot. Iterating does all steps. Where all sentences are known beforehand
+    (`known`), sizes follow from them; an open scheduler takes sources of at most `width` tokens.
+    """
+
+    def __init__(self, search: Search, num_slots: int, device: torch.device, *, known: Sequence[Sentence] = (), width: int = 0,
+                 has_constraints: bool = False) -> None:
         self.search = search
-        self.sentences = sentences
         self.device = device
-        self.constraints = constraints
-        self.waiting = deque(numbers)
-        self.is_ahead = works_by_itself(device) and constraints is None
+        self.constraints = Constraints(search.config.beam) if has_constraints else None
+        self.is_ahead = works_by_itself(device) and not has_constraints
         self.graphs = Recorder(device, is_on=self.is_ahead and search.config.cuda_graphs)
-        num_slots = min(num_slots, len(numbers))
-        self.refills = num_slots < len(numbers)
-        self.group = max(1, int(num_slots * LEAVING_SHARE))  # sentences that come and go together
-        width = max(sentences.lengths[number] for number in numbers)
-        first = [self.waiting.popleft() for _ in range(num_slots)]
-        entries = sentences.entries(first, range(num_slots), self._wide(width)).to(device)
-        self.slots = BeamStep(search, entries, sentences.num_steps, constraints,
-                           is_even=not self.refills and not self.graphs.is_on)
-        self.who = np.array(first)  # (B,): the sentence in each slot
+        self.is_open = not known
+        self.num_slots = num_slots if self.is_open else min(num_slots, len(known))
+        self.width = self._wide(max((len(sentence.source) for sentence in known), default=width))
+        self.num_prefix = max((len(sentence.prefix) for sentence in known), default=0)
+        self.num_steps = 1 + (max(sentence.limit for sentence in known) if known else search.sentences().most(width))
+        self.waiting = deque(known)
+        self.slots: BeamStep | None = None
+        self._resize(0)
         self.tick = 0  # steps so far
-        self.filled_at = np.zeros(num_slots, dtype=int)
-        self.num_before = np.full(num_slots, entries.num_shared)  # tokens that were read when the slot was filled
-        self.is_finished = np.zeros(num_slots, dtype=bool)  # as far as the host knows
         self.flags: deque[tuple[int, OnItsWay]] = deque()
-        self.results: deque[tuple[np.ndarray, OnItsWay]] = deque()
+        self.results: deque[tuple[list[Sentence], OnItsWay]] = deque()
         self.ready: deque[Finished] = deque()
-        self.inputs: dict[int, Entries] = {}  # where recorded encoder passes look, by width
+        self.inputs: dict[int, Entries] = {}  # where captured encoder passes look, by width
+
+    def _resize(self, number: int) -> None:
+        """What the host knows of each slot, of so many empty ones."""
+        self.who = np.full(number, None, dtype=object)  # (B,): the sentence in each slot
+        self.filled_at = np.zeros(number, dtype=int)
+        self.num_before = np.zeros(number, dtype=int)  # tokens that were read when the slot was filled
+        self.limits = np.zeros(number, dtype=int)
+        self.num_prefixed = np.zeros(number, dtype=int)
+        self.is_finished = np.ones(number, dtype=bool)  # as far as the host knows
+
+    # -- from outside
+
+    def add(self, sentence: Sentence) -> None:
+        self.waiting.append(sentence)
+
+    def drop(self, keys: Collection[Any]) -> None:
+        """Forget these sentences, waiting or searched."""
+        self.waiting = deque(sentence for sentence in self.waiting if sentence.key not in keys)
+        slots = np.array([slot for slot in self._running() if self.who[slot].key in keys], dtype=int)
+        if len(slots) and self.slots is not None:
+            self.slots.drop_(moved(torch.from_numpy(slots), self.device))
+            self.is_finished[slots], self.who[slots] = True, None
+
+    @property
+    def num_sentences(self) -> int:
+        """Waiting, or searched."""
+        return len(self.waiting) + len(self._running())
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.waiting or self.results or self.ready or len(self._running()))
 
     def __iter__(self) -> Iterator[Finished]:
-        while not self.is_finished.all():
-            due = self._due()
-            if self.slots.reserve_(due.length):
-                self.graphs.forget()
-            self.graphs(due, lambda due=due: self.slots.step_(due))  # type: ignore[misc]
-            self.tick += 1
-            self.flags.append((self.tick, OnItsWay.of(self.slots.is_done)))
-            yield from self._results()
-            if len(self.flags) > self.is_ahead:
-                self._look()
-            self._exchange()
-        yield from self._results(is_last=True)
+        while not self.is_idle:
+            yield from self.step()
 
-    def _due(self) -> Due:
+    def step(self) -> Iterator[Finished]:
+        """One token further in every slot, and what is known to be finished by then.
+
+        What the caller does with the results is done while a GPU works: so they come before the flags are looked at.
+        """
+        self._admit()
+        if self.slots is None or self.is_finished.all():
+            yield from self._results(is_last=True)
+            return
+        slots = self.slots
+        due = self._due(slots.max_length)
+        if slots.reserve_(due.length):
+            self.graphs.forget()
+        self.graphs(due, lambda: slots.step_(due))
+        self.tick += 1
+        self.flags.append((self.tick, OnItsWay.of(slots.is_done)))
+        yield from self._results()
+        if len(self.flags) > self.is_ahead:
+            self._look(slots)
+        self._leave(slots)
+
+    # -- inside
+
+    def _running(self) -> np.ndarray:
+        return np.flatnonzero(self.who != None)  # noqa: E711, element by element
+
+    def _due(self, max_length: int) -> Due:
         active = ~self.is_finished
-        numbers = self.who[active]
         steps = self.tick - self.filled_at[active] + self.num_before[active]
-        limits = self.sentences.limits[numbers]
+        limits = self.limits[active]
         length = int(np.minimum(steps, limits).max()) + 1
         if self.graphs.is_on:
-            length = min(power_of_two(length, SHORTEST_LENGTH), self.slots.max_length)
-        return Due(length, has_ends=bool((steps >= limits).any()),
-                   has_prefixes=bool((steps < self.sentences.prefix_lengths[numbers]).any()))
+            length = min(power_of_two(length, SHORTEST_LENGTH), max_length)
+        return Due(length, has_ends=bool((steps >= limits).any()), has_prefixes=bool((steps < self.num_prefixed[active]).any()))
 
-    def _look(self) -> None:
+    def _look(self, slots: BeamStep) -> None:
         """Who is finished, as the flags of the oldest step tell."""
         tick, flags = self.flags.popleft()
         self.is_finished |= flags.get() & (self.filled_at < tick)
-        if self.constraints is not None and self.slots.beams is not None and not self.is_finished.all():
-            self.constraints.advance_(self.slots.beams, np.flatnonzero(~self.is_finished).tolist())
+        if self.constraints is not None and slots.beams is not None and not self.is_finished.all():
+            self.constraints.advance_(slots.beams, np.flatnonzero(~self.is_finished).tolist())
 
-    def _exchange(self) -> None:
-        """Finished sentences leave; others come in their place, or fewer slots go on."""
-        leaving = np.flatnonzero(self.is_finished & (self.who != NOBODY))
-        is_end = bool(self.is_finished.all())
-        if len(leaving) < self.group and not is_end:
+    def _leave(self, slots: BeamStep) -> None:
+        """Fetch what is finished."""
+        leaving = np.flatnonzero(self.is_finished & (self.who != None))  # noqa: E711
+        # Some together, since less often costs less; but whoever waits for an answer gets it at once.
+        if not len(leaving) or (len(leaving) < self._group and not self.is_open and not self.is_finished.all()):
             return
-        if len(leaving):
-            self._take(leaving)
-        while self.waiting and len(free := np.flatnonzero(self.who == NOBODY)[: self.group]):
-            if len(free) < min(self.group, len(self.waiting)) and not is_end:
-                return
-            self._fill(free[: len(self.waiting)])
-        if not self.waiting and not self.is_ahead and not is_end:
-            self._shrink()
-
-    def _take(self, leaving: np.ndarray) -> None:
-        """Fetch what these slots have found."""
         steps = self.tick - self.filled_at[leaving] + self.num_before[leaving]
-        length = int(np.minimum(steps, self.sentences.limits[self.who[leaving]] + 1).max())
+        length = int(np.minimum(steps, self.limits[leaving] + 1).max())
         with torch.inference_mode():
-            notes = self.slots.trace.of(moved(torch.from_numpy(leaving), self.device), length)
-        self.results.append((self.who[leaving], OnItsWay.of(notes)))
-        self.who[leaving] = NOBODY
+            notes = slots.trace.of(moved(torch.from_numpy(leaving), self.device), length)
+        self.results.append((self.who[leaving].tolist(), OnItsWay.of(notes)))
+        self.who[leaving] = None
 
-    def _fill(self, slots: np.ndarray) -> None:
-        numbers = [self.waiting.popleft() for _ in slots]
-        self.who[slots], self.filled_at[slots], self.is_finished[slots] = numbers, self.tick, False
-        if not self.graphs.is_on or self.sentences.num_known[numbers].any():
-            # Prompts, which are read at once, have no shape in common.
-            entries = self.sentences.entries(numbers, slots.tolist()).to(self.device)
-            self.num_before[slots] = entries.num_shared
-            if self.slots.reserve_(entries.num_shared):
-                self.graphs.forget()
-            self.slots.fill_(entries)
+    @property
+    def _group(self) -> int:
+        """Sentences that come and go together."""
+        return max(1, int(len(self.who) * LEAVING_SHARE))
+
+    def _admit(self) -> None:
+        """Sentences that wait take free slots. On a CPU there are as many slots as there are sentences, or hardly more."""
+        if self._is_elastic and not len(self._running()):
+            self.slots = None
+            self._resize(0)
+        if self.slots is None:
+            if self.waiting:
+                self._begin()
             return
-        self.num_before[slots] = 0
-        # A recorded pass has one size: the last sentence may come in several times.
-        missing = self.group - len(slots)
-        width = self._wide(max(self.sentences.lengths[number] for number in numbers))
-        entries = self.sentences.entries([*numbers, *numbers[-1:] * missing], [*slots, *slots[-1:].repeat(missing)], width)
+        if self._is_elastic:
+            self._fit_slots(self.slots)
+        while self.waiting and len(free := np.flatnonzero(self.who == None)):  # noqa: E711
+            if len(free) < min(self._group, len(self.waiting)) and not self.is_finished.all() and not self._is_elastic:
+                return
+            # A captured pass has one size.
+            self._fill(self.slots, free[: min(self._group if self.graphs.is_on else len(free), len(self.waiting))])
+
+    def _begin(self) -> None:
+        """The first sentences; slots that are left over are as if they were done."""
+        first = [self.waiting.popleft() for _ in range(min(self.num_slots, len(self.waiting)))]
+        number = len(first) if self._is_elastic else self.num_slots
+        entries = self._entries([*first, *first[-1:] * (number - len(first))], range(number),
+                                0 if self.is_open and self._is_elastic else self.width).to(self.device)
+        self.slots = BeamStep(self.search, entries, self.num_steps, self.constraints, is_even=not self.graphs.is_on)
+        self._resize(number)
+        self._note(np.arange(len(first)), first, entries.num_shared)
+        if number > len(first):
+            self.slots.drop_(moved(torch.arange(len(first), number), self.device))
+
+    def _fit_slots(self, slots: BeamStep) -> None:
+        """More slots where sentences wait, fewer where enough are free and none waits."""
+        free = int((self.who == None).sum())  # noqa: E711
+        missing = min(len(self.waiting), self.num_slots - len(self.who) + free) - free
+        if missing <= 0 and (self.waiting or free < max(1, int(len(self.who) * LEAVING_SHARE))):
+            return
+        kept = np.arange(len(self.who)) if missing > 0 else self._running()
+        # A slot that is new is a copy of another one until it is filled.
+        rows = np.append(kept, kept[:1].repeat(max(missing, 0)))
+        slots.select_(moved(torch.from_numpy(rows), self.device))
+        if self.constraints is not None:
+            self.constraints.select_(kept.tolist())
+        for name in ("who", "filled_at", "num_before", "limits", "num_prefixed", "is_finished"):
+            setattr(self, name, getattr(self, name)[rows])
+        self.who[len(kept) :], self.is_finished[len(kept) :] = None, True
+
+    def _fill(self, slots: BeamStep, free: np.ndarray) -> None:
+        sentences = [self.waiting.popleft() for _ in free]
+        num_prefix = max(len(sentence.prefix) for sentence in sentences)
+        if not self.graphs.is_on or num_prefix > self.num_prefix or any(sentence.num_known for sentence in sentences):
+            # Prompts, which are read at once, have no shape in common.
+            entries = self._entries(sentences, free.tolist()).to(self.device)
+            if slots.reserve_(entries.num_shared) or num_prefix > self.num_prefix:
+                self.graphs.forget()
+                self.inputs.clear()
+                self.num_prefix = max(self.num_prefix, num_prefix)
+            slots.fill_(entries)
+            self._note(free, sentences, entries.num_shared)
+            return
+        # The last sentence may come in several times.
+        missing = self._group - len(free)
+        width = self._wide(max(len(sentence.source) for sentence in sentences))
+        entries = self._entries([*sentences, *sentences[-1:] * missing], [*free, *free[-1:].repeat(missing)], width)
         if width not in self.inputs:
             self.inputs[width] = entries.to(self.device)
         else:
             self.inputs[width].copy_(entries)
-        self.graphs(("fill", width), lambda: self.slots.fill_(self.inputs[width]))
+        self.graphs(("fill", width), lambda: slots.fill_(self.inputs[width]))
+        self._note(free, sentences, 0)
 
-    def _shrink(self) -> None:
-        kept = np.flatnonzero(~self.is_finished)
-        self.slots.select_(moved(torch.from_numpy(kept), self.device))
-        if self.constraints is not None:
-            self.constraints.select_(kept.tolist())
-        self.who, self.filled_at, self.num_before = self.who[kept], self.filled_at[kept], self.num_before[kept]
-        self.is_finished = self.is_finished[kept]
-        self.group = max(1, int(len(kept) * LEAVING_SHARE))
+    @property
+    def _is_elastic(self) -> bool:
+        """Whether slots come and go with the sentences; a device that works ahead is handed the same ones again and again."""
+        return not self.is_ahead
+
+    def _note(self, slots: np.ndarray, sentences: Sequence[Sentence], num_before: int) -> None:
+        """These sentences have taken these slots."""
+        for slot, sentence in zip(slots.tolist(), sentences, strict=True):
+            self.who[slot] = sentence
+            if self.constraints is not None:
+                self.constraints.put_(slot, sentence.phrases)
+        self.limits[slots] = [sentence.limit for sentence in sentences]
+        self.num_prefixed[slots] = [len(sentence.prefix) for sentence in sentences]
+        self.filled_at[slots], self.num_before[slots], self.is_finished[slots] = self.tick, num_before, False
+
+    def _entries(self, sentences: Sequence[Sentence], slots: Sequence[int], width: int = 0) -> Entries:
+        return entries_of(sentences, slots, self.search.config, self.num_steps, width=width, num_prefix=self.num_prefix)
 
     def _results(self, *, is_last: bool = False) -> Iterator[Finished]:
         while self.results and (is_last or self.results[0][1].is_here):
-            numbers, notes = self.results.popleft()
-            lengths = [self.sentences.lengths[number] for number in numbers]
-            self.ready.extend(zip(numbers.tolist(), hypotheses_of(notes.get(), self.search.config, lengths), strict=True))
+            sentences, notes = self.results.popleft()
+            lengths = [len(sentence.source) for sentence in sentences]
+            found = hypotheses_of(notes.get(), self.search.config, lengths)
+            self.ready.extend((sentence.key, own) for sentence, own in zip(sentences, found, strict=True))
         number = len(self.ready)
         if self.is_ahead and not is_last:
             number = min(number, max(1, int(len(self.who) * RESULTS_SHARE)))

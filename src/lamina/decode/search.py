@@ -21,7 +21,6 @@ from lamina.config.search_options import SearchConfig
 from lamina.decode.alignment import attention_of
 from lamina.decode.backtrace import Hypothesis
 from lamina.decode.candidates import strategy_of
-from lamina.decode.constraints import Constraints
 from lamina.decode.requests import Sentences, rows_of
 from lamina.decode.scheduler import Finished, Scheduler
 from lamina.models.decoder_only import DecoderOnly
@@ -38,11 +37,14 @@ class Search:
         """`active` leaves out layers of the models; `vocabulary` is for step rules that know words by name."""
         assert models, "a search needs a model"
         self.models: list[Any] = list(models)
-        self.config = config
+        self.config = config = config.with_rules(self.models[0].rules)
         self.active = active
         self.strategy = strategy_of(config)
         self.found = [rule.look_up(vocabulary) for rule in config.rules_in_force]
         self.max_positions: int = min(model.max_target_positions for model in self.models)
+        # A language model measures a prompt with the </s> before it as its source.
+        self.max_source_positions: int = min(getattr(model, "max_source_positions", model.max_target_positions + 1)
+                                             for model in self.models)
 
     def run(self, source: Tensor, prefix: Tensor | None = None, *, seeds: Sequence[Sequence[int]] | None = None,
             constraints: Sequence[Sequence[Sequence[int]]] | None = None,
@@ -66,19 +68,38 @@ class Search:
     def each(self, sources: Sequence[np.ndarray], prefixes: Sequence[np.ndarray] | None = None, *, num_slots: int,
              device: torch.device, seeds: Sequence[Sequence[int]] | None = None,
              constraints: Sequence[Sequence[Sequence[int]]] | None = None) -> Iterator[Finished]:
-        """Each sentence's number and hypotheses, as they finish. `num_slots` are searched at a time, in the given order.
+        """Each sentence's number and hypotheses, as they finish. `num_slots` are searched at a time, in the given order."""
+        self._check()
+        has_constraints = constraints is not None and any(constraints)
+        if has_constraints:
+            replace(self.config, constraint_order=self.config.constraint_order or "ordered")  # does it fit the other options?
+        sentences = self.sentences(has_constraints=has_constraints)
+        width = max(map(len, sources)) if self.config.uses_padded_width else None
+        known = [sentences.sentence(number, source, None if prefixes is None else prefixes[number],
+                                    seed=(number,) if seeds is None else seeds[number],
+                                    phrases=() if constraints is None else constraints[number], width=width)
+                 for number, source in enumerate(sources)]
+        return iter(Scheduler(self, num_slots, device, known=known, has_constraints=has_constraints))
 
-        Constraints do not change hands: with them, all sentences must have a slot.
+    def open(self, num_slots: int, device: torch.device, *, width: int | None = None) -> Scheduler:
+        """A scheduler that takes sentences, made by `sentences()`, at any time; their sources have at most `width` tokens.
+
+        With `constraint_order` in the configuration, their translations may have to contain phrases.
         """
+        self._check()
+        assert not self.config.uses_padded_width, "an open scheduler knows no batch"
+        return Scheduler(self, num_slots, device, width=width or self.max_source_positions,
+                         has_constraints=self.config.constraint_order is not None)
+
+    def sentences(self, *, has_constraints: bool | None = None) -> Sentences:
+        """What makes sentences to search for out of ids."""
+        if has_constraints is None:
+            has_constraints = self.config.constraint_order is not None
+        return Sentences(self.config, self.max_positions, is_continued=isinstance(self.models[0], DecoderOnly),
+                         has_constraints=has_constraints)
+
+    def _check(self) -> None:
         assert not any(model.training for model in self.models), "a search with dropout: call model.eval() first"
-        wanted = None
-        if constraints is not None and any(constraints):
-            assert len(constraints) == len(sources) <= num_slots, "a list of phrases for each sentence"
-            order = replace(self.config, constraint_order=self.config.constraint_order or "ordered").constraint_order
-            wanted = Constraints(constraints, num_beams=self.config.beam, is_ordered=order == "ordered", prefixes=prefixes)
-        sentences = Sentences(self.config, self.max_positions, sources, prefixes, seeds, wanted,
-                              is_continued=isinstance(self.models[0], DecoderOnly))
-        return iter(Scheduler(self, sentences, range(len(sources)), num_slots, device, wanted))
 
     def look_up_attention(self, source: Tensor, hypotheses: list[list[Hypothesis]]) -> None:
         """Fill in each hypothesis's attention to its row of the source. (B, S)"""

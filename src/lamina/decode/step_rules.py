@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lamina.config.search_options import SearchConfig
 from lamina.decode.candidates import Candidates
@@ -80,7 +81,7 @@ class Rules:
         scores = log_probs.view(-1)[wanted]
         self._apply_(Stage.FORBID, log_probs, step)
         log_probs.view(-1)[wanted] = scores
-        self.constraints.restrict_(log_probs, step.length - 1)
+        self.constraints.restrict_(log_probs)
 
     def _forced(self, step: Step, *, has_ends: bool) -> Tensor | None:
         """The token that each sentence must continue with, or a pad; nothing outranks the longest length. (B,)"""
@@ -120,16 +121,26 @@ class Rules:
             rule.begin_(rows, prompt, scores)
 
     def put_(self, rows: Tensor, limits: Tensor, num_given: Tensor, prefix: Tensor | None) -> None:
-        """Other sentences take these rows; the prefixes are as wide."""
+        """Other sentences take these rows. Where a prefix is longer than all before, memory moves, and graphs do not hold."""
         self.limits.index_copy_(0, rows, limits)
         self.num_given.index_copy_(0, rows, num_given)
+        if prefix is not None:
+            if self.prefix is None or self.prefix.size(1) < prefix.size(1):
+                self._widen_(prefix.size(1))
+            assert self.prefix is not None
+        if self.prefix is not None:
+            self.prefix.index_fill_(0, rows, PAD)
         if self.prefix is not None and prefix is not None:
-            self.prefix.index_copy_(0, rows, prefix)
+            self.prefix[:, : prefix.size(1)].index_copy_(0, rows, prefix)
         for rule in self.rules:
             rule.put_(rows)
 
+    def _widen_(self, num_prefix: int) -> None:
+        old = self.limits.new_empty(len(self.limits), 0) if self.prefix is None else self.prefix
+        self.prefix = F.pad(old, (0, num_prefix - old.size(1)), value=PAD)
+
     def select_(self, rows: Tensor) -> None:
-        self._rows = self._rows[: len(rows)]
+        self._rows = torch.arange(len(rows), device=rows.device)
         self.limits, self.num_given = self.limits.index_select(0, rows), self.num_given.index_select(0, rows)
         if self.prefix is not None:
             self.prefix = self.prefix.index_select(0, rows)
@@ -139,14 +150,11 @@ class Rules:
             rule.select_(rows)
 
 
-def length_limits(config: SearchConfig, source_lengths: Sequence[int]) -> list[int]:
-    """How many tokens each translation may have before </s>; source lengths count theirs."""
-    if config.uses_padded_width:
-        source_lengths = [max(source_lengths)] * len(source_lengths)
-    shortest = config.min_length
-    if config.match_source_length:
-        return [max(shortest, length - 1) for length in source_lengths]
-    return [max(shortest, int(config.max_length_factor * length + config.max_length_offset)) for length in source_lengths]
+def length_limit(config: SearchConfig, source_length: int) -> int:
+    """How many tokens a translation may have before </s>; the source length counts its own."""
+    longest = (source_length - 1 if config.match_source_length
+               else int(config.max_length_factor * source_length + config.max_length_offset))
+    return max(config.min_length, longest)
 
 
 def forbid_repetition_(log_probs: Tensor, tokens: Tensor, steps: Tensor, size: int) -> None:

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from lamina.decode.beam_step import BeamStep
-from lamina.decode.requests import Sentences
+from lamina.decode.requests import entries_of
 from lamina.decode.search import Search
 from lamina.decode.step_rules import Due
 from lamina.errors import ConfigError
-from lamina.models.decoder_only import DecoderOnly
 
 
 def stream_ids(search: Search, source: np.ndarray, prefix: np.ndarray | None, seed: Sequence[int],
@@ -24,11 +23,10 @@ def stream_ids(search: Search, source: np.ndarray, prefix: np.ndarray | None, se
         raise ConfigError("tokens are streamed from one hypothesis: beam and nbest are 1. For the best of several, translate "
                           "the whole sentence.")
     search.config = replace(search.config, cuda_graphs=False)  # too few steps to capture them
-    sentences = Sentences(search.config, search.max_positions, [source], None if prefix is None else [prefix], [seed],
-                          is_continued=isinstance(search.models[0], DecoderOnly))
-    entries = sentences.entries([0], [0]).to(device)
-    slots = BeamStep(search, entries, sentences.num_steps)
-    limit, num_given, steps = int(sentences.limits[0]), int(sentences.prefix_lengths[0]), entries.num_shared
+    sentence = search.sentences(has_constraints=False).sentence(0, source, prefix, seed=seed)
+    num_steps, limit, num_given = sentence.limit + 1, sentence.limit, len(sentence.prefix)
+    entries = entries_of([sentence], [0], search.config, num_steps).to(device)
+    slots, steps = BeamStep(search, entries, num_steps), entries.num_shared
     while not bool(slots.is_done):
         slots.reserve_(steps + 1)
         slots.step_(Due(steps + 1, has_ends=steps >= limit, has_prefixes=steps < num_given))

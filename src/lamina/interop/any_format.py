@@ -1,4 +1,5 @@
-"""A checkpoint from wherever a path leads: a file of ours, an exported folder, or a file of fairseq's."""
+"""A checkpoint from wherever a path leads: a file of ours, an exported folder, a file of fairseq's, or a
+folder of Hugging Face's."""
 
 from __future__ import annotations
 
@@ -10,8 +11,11 @@ import torch
 
 from lamina.checkpoint.format import Checkpoint, checkpoint_of, read_archive
 from lamina.errors import CheckpointError, LaminaError
+from lamina.interop.downloads import local_path
 from lamina.interop.exported_folder import read_folder
 from lamina.interop.fairseq_file import READABLE, DictionaryPlaces, checkpoint_from_fairseq, is_fairseq
+from lamina.interop.from_huggingface import checkpoint_from_huggingface
+from lamina.interop.huggingface_folder import is_huggingface
 
 Notice = Callable[[str], object]
 
@@ -22,20 +26,27 @@ def load_any(path: str | Path, device: torch.device | str = "cpu", *, places: Di
 
     One that is not to be resumable is read faster where it is foreign.
     """
-    if Path(path).is_dir():
-        return read_folder(Path(path), device)
+    path = local_path(path, notice)
+    if path.is_dir():
+        return _from_huggingface(path, places, notice) if is_huggingface(path) else read_folder(path, device)
     content = read_archive(path, device, READABLE)
     return checkpoint_of(content, path) if _is_ours(content) else _from_foreign(content, path, places, notice, is_resumable)
 
 
 def load_foreign(path: str | Path, *, places: DictionaryPlaces | None = None, notice: Notice = lambda _: None) -> Checkpoint:
     """The same, of what is not ours yet."""
-    if Path(path).is_dir():
-        return read_folder(Path(path))
+    path = local_path(path, notice)
+    if path.is_dir():
+        return _from_huggingface(path, places, notice) if is_huggingface(path) else read_folder(path)
     content = read_archive(path, allowed=READABLE)
     if _is_ours(content):
         raise CheckpointError(f"{path} is a checkpoint of Lamina already: there is nothing to convert.")
     return _from_foreign(content, path, places, notice)
+
+
+def _from_huggingface(folder: Path, places: DictionaryPlaces | None, notice: Notice) -> Checkpoint:
+    places = places or DictionaryPlaces()
+    return checkpoint_from_huggingface(folder, source_lang=places.source_lang, target_lang=places.target_lang, notice=notice)
 
 
 def _is_ours(content: Any) -> bool:

@@ -13,8 +13,8 @@ from lamina.checkpoint.folding import fold_checkpoint
 from lamina.checkpoint.format import Checkpoint
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError
-from lamina.nn.positions import num_rows, sinusoid_table
 from lamina.packed import FIRST_POSITION
+from lamina.text.vocabulary import EOS
 from lamina.traits import DECODER_ONLY, PAIRS
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # By the names of CTranslate2's enumeration.
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_fast": "GELUTanh", "gelu_accurate": "GELUTanh", "silu": "SWISH",
                "tanh": "Tanh"}
+NEVER = -1e9  # at the output, of what a model never says
 # Its vocabularies call padding so.
 _BLANK = {"<pad>": "<blank>"}
 
@@ -54,6 +55,8 @@ def check_representable(checkpoint: Checkpoint) -> None:
                   "--decoder-output-dim")
     elif reasons := [why for part in parts if (why := part.not_in("CTranslate2"))]:
         reason = reasons[0]
+    elif reason := config.not_in("CTranslate2", may_start=True):
+        pass
     elif config.activation not in ACTIVATIONS:
         reason = f"it has no --activation-fn {config.activation}; it has {', '.join(ACTIVATIONS)}"
     if reason:
@@ -77,6 +80,8 @@ def build_spec(checkpoint: Checkpoint) -> TransformerSpec | TransformerDecoderMo
                                      project_in_out="head.project.weight" in weights)
     _fill_stack(decoder, config, weights, "decoder")
     decoder.projection.weight = weights.get("head.table.weight", decoder.embeddings.weight)
+    if (bias := _output_bias(config, weights, len(vocabularies[-1]))) is not None:
+        decoder.projection.bias = bias
     if not is_translation:
         if "head.project.weight" in weights:
             decoder.project_in.weight = weights["target_embedding.project.weight"]
@@ -92,8 +97,17 @@ def build_spec(checkpoint: Checkpoint) -> TransformerSpec | TransformerDecoderMo
     spec.register_target_vocabulary(vocabularies[1])
     # As in training: a source ends in </s>, and </s> is what the decoder reads first.
     spec.config.add_source_eos = True
-    spec.config.decoder_start_token = spec.config.eos_token
+    spec.config.decoder_start_token = vocabularies[1][dict(config.decoder.reads_ids).get(EOS, EOS)]
     return spec
+
+
+def _output_bias(config: ModelConfig, weights: dict[str, np.ndarray], num_symbols: int) -> np.ndarray | None:
+    """What the model never says is written into the bias: CTranslate2 has no place of its own for it. (V,)"""
+    bias = weights.get("head.bias")
+    if config.manners.forbidden:
+        bias = np.zeros(num_symbols, np.float32) if bias is None else bias.copy()
+        bias[list(config.manners.forbidden)] = NEVER
+    return bias
 
 
 def _options(config: ModelConfig, side: str) -> dict[str, Any]:
@@ -137,7 +151,11 @@ def _positions(config: ModelConfig, weights: dict[str, np.ndarray], side: str, e
     if not config.embedding.has_positions:
         return np.zeros((limit, dim), dtype=np.float32)
     table = weights.get(f"{embedding}.positions.weight")
-    return (sinusoid_table(num_rows(limit), dim).numpy() if table is None else table)[FIRST_POSITION:]
+    if table is None:
+        computed = getattr(config, side).positions.table_of(limit, dim)
+        assert computed is not None, "positions that are no weight have a table"
+        table = computed.numpy()
+    return table[FIRST_POSITION:]
 
 
 def _fill_linear(spec: Any, weights: dict[str, np.ndarray], name: str) -> None:

@@ -103,5 +103,5 @@ def _described(folder: Path) -> dict[str, Any]:
             return described
     except (OSError, ValueError, TypeError):
         pass
-    raise CheckpointError(f"{folder} is a folder, and not one that `lamina export --format safetensors` wrote. Name a "
-                          "checkpoint file in it.")
+    raise CheckpointError(f"{folder} is a folder, and not one that `lamina export --format safetensors` wrote or that "
+                          "holds a model of Hugging Face's (config.json with a model_type). Name a checkpoint file in it.")

@@ -68,7 +68,7 @@ class Described(NamedTuple):
 
     def build(self, sizes: tuple[int, ...]) -> Any:
         """The stored model, with vocabularies of these sizes."""
-        _check_size(self.config, sizes, self.state_dict)
+        check_size(self.config, sizes, self.state_dict)
         model = register.task[self.task]().build_model(self.config, sizes)
         load_parameters_(model, self.state_dict)
         return model
@@ -79,7 +79,7 @@ MOST_TIMES_STORED, SPARE_PARAMETERS = 8, 10**6
 MAX_POSITIONS = 10**7
 
 
-def _check_size(config: ModelConfig, sizes: tuple[int, ...], state_dict: Mapping[str, Tensor]) -> None:
+def check_size(config: ModelConfig, sizes: tuple[int, ...], state_dict: Mapping[str, Tensor]) -> None:
     """Arguments of a few bytes could describe a model that no machine holds: it has to be about as large as what is stored."""
     described = sum(stack.num_layers * (4 * stack.model_dim**2 + 2 * stack.model_dim * stack.ffn_dim)
                     for side in ("encoder", "decoder") if any(name.startswith(f"{side}.") for name in state_dict)
@@ -262,6 +262,7 @@ _OUTSIDE = {
     "decoder.embed_tokens.weight": "target_embedding.table.weight",
     "decoder.output_projection.weight": "head.table.weight",
     "decoder.embed_out": "head.table.weight",
+    "decoder.output_bias": "head.bias",
     "decoder.meanmaxweight": "head.mix.gate_weight",
     "decoder.ta_weight": "memory.weight",
     "decoder.project_in_dim.weight": "target_embedding.project.weight",

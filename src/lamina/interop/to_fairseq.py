@@ -58,6 +58,10 @@ def check_plain(checkpoint: Checkpoint) -> None:
         reason = f"a model of --task {checkpoint.task} is not written in its layout; translation and language models are"
     elif reasons := [why for part in config.model_parts() if (why := part.not_in("fairseq"))]:
         reason = reasons[0]
+    elif reason := config.not_in("fairseq"):
+        pass
+    elif config.manners.rules():
+        reason = "it has no tokens that a model never says or always begins with (--model-forbids, --model-begins-with)"
     elif config.activation not in ACTIVATIONS:
         reason = f"it has no --activation-fn {config.activation}; it has {', '.join(ACTIVATIONS)}"
     elif config.lm.is_adaptive or config.lm.softmax_cutoff:

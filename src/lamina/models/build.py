@@ -12,6 +12,7 @@ from lamina.config.model import ModelConfig, StackConfig
 from lamina.errors import ConfigError
 from lamina.init.bert import initialise_bert_
 from lamina.init.default import initialise_
+from lamina.models.contract import Model
 from lamina.models.decoder_only import DecoderOnly
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.models.masked import MaskedModel
@@ -53,6 +54,7 @@ def build_model(config: ModelConfig, source_vocab_size: int, target_vocab_size: 
         max_source_positions=embedding.max_source_positions,
         max_target_positions=embedding.max_target_positions,
     )
+    _finish_(model, config)
     initialise_(model, config.ffn_start)
     config.init.initialise_(model.encoder, encoder_place)
     config.init.initialise_(model.decoder, decoder_place)
@@ -76,6 +78,7 @@ def build_masked_model(config: ModelConfig, vocab_size: int) -> MaskedModel:
         max_positions=config.embedding.max_positions,
         frame=(classifier.init_token, classifier.separator_token),
     )
+    _finish_(model, config)
     initialise_bert_(model)
     config.init.initialise_(model.encoder, place)
     config.adapter.attach_(model)
@@ -100,10 +103,19 @@ def build_decoder_only(config: ModelConfig, vocab_size: int) -> DecoderOnly:
         pad_id=PAD_ID,
         max_target_positions=embedding.max_target_positions,
     )
+    _finish_(model, config)
     initialise_(model, config.ffn_start)
     config.init.initialise_(model.decoder, place)
     config.adapter.attach_(model)
     return model
+
+
+def _finish_(model: Model, config: ModelConfig) -> None:
+    """What holds for the whole of a model, whichever blocks it has."""
+    model.rules = config.manners.rules()
+    for part in model.modules():
+        if isinstance(part, nn.LayerNorm):
+            part.eps = config.norm_eps
 
 
 def _bands(cutoff: tuple[int, ...], vocab_size: int, name: str) -> list[int]:
@@ -186,7 +198,15 @@ def _input_embedding(config: ModelConfig, stack: StackConfig, table: TokenTable 
         word_dropout=WordDropout(word_dropout_p, UNK_ID, FIRST_WORD_ID) if word_dropout_p else None,
         offers_tokens=offers_tokens,
         project=nn.Linear(token_dim, dim, bias=False) if token_dim != dim else None,
+        reads=_checked_reads(stack, table),
     )
+
+
+def _checked_reads(stack: StackConfig, table: TokenTable | AdaptiveTable) -> tuple[tuple[int, int], ...]:
+    if stack.reads and isinstance(table, TokenTable) and max(map(max, stack.reads_ids)) >= len(table.weight):
+        raise ConfigError(f"--encoder-reads or --decoder-reads is {','.join(stack.reads)}, but the dictionary has "
+                          f"{len(table.weight)} symbols. Give smaller ids.")
+    return stack.reads_ids
 
 
 def _places(first: LayerPlace) -> list[LayerPlace]:

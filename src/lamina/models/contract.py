@@ -11,6 +11,7 @@ from lamina.nn.cross_entropy import Term
 from lamina.nn.heads import VocabularyHead
 from lamina.nn.prepacked import Prepacked, unpack_
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
+from lamina.parts.contracts import StepRule
 
 
 class Model(nn.Module):
@@ -21,6 +22,7 @@ class Model(nn.Module):
 
     head: VocabularyHead
     pad_id: int
+    rules: tuple[StepRule, ...] = ()  # that every search with it obeys
 
     def forward(self, *inputs: Any, active: ActiveLayers = ALL_LAYERS) -> list[Term]:
         raise AssertionError(f"{type(self).__name__} does not say what its head looks at")

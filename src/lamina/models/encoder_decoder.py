@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lamina.models.contract import Model
-from lamina.nn.cache import KeyValues, LayerCache, StepState, put_rows_, select_rows
+from lamina.nn.cache import KeyValues, LayerCache, StepState, put_rows_, select_rows, widened
 from lamina.nn.cross_entropy import Term
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.fusion import Memory
@@ -45,6 +45,11 @@ class DecoderState(StepState):
         assert isinstance(other, DecoderState)
         super().put_(rows, other)
         put_rows_((self.layout, self.surface), rows, (other.layout, other.surface))
+
+    def widen_(self, other: StepState) -> None:
+        assert isinstance(other, DecoderState)
+        super().widen_(other)
+        self.layout, self.surface = widened((self.layout, self.surface), (other.layout, other.surface))
 
 
 class EncoderDecoder(Model):

@@ -69,6 +69,9 @@ class KeyValues:
     def put_(self, rows: Tensor, other: KeyValues, length: int) -> None:
         self.data[:, :length].index_copy_(0, rows, other.data[:, :length])
 
+    def widen_(self, other: KeyValues) -> None:
+        """A text's own past has no width."""
+
 
 @dataclass
 class LayerCache:
@@ -87,6 +90,9 @@ class LayerCache:
     def put_(self, rows: Tensor, other: LayerCache, length: int) -> None:
         self.past.put_(rows, other.past, length)
         put_rows_(self.memory, rows, other.memory)
+
+    def widen_(self, other: LayerCache) -> None:
+        self.memory = widened(self.memory, other.memory)
 
 
 @dataclass(kw_only=True)
@@ -158,8 +164,8 @@ class StepState:
         past.copy_(past.gather(1, parents[:, :, None].expand_as(past)))
 
     def select_(self, rows: Tensor) -> None:
-        """Only these texts go on. rows: (B',)"""
-        self._rows = self._rows[: len(rows)]
+        """Only these texts go on; one may be there several times, to be overwritten by `put_`. rows: (B',)"""
+        self._rows = torch.arange(len(rows), device=rows.device)
         self.steps, self.ancestry = self.steps.index_select(0, rows), self.ancestry.index_select(0, rows)
         if self.is_done is not None:
             self.is_done = self.is_done.index_select(0, rows)
@@ -181,6 +187,12 @@ class StepState:
             if layer is not None:
                 layer.put_(rows, own, other.length)
 
+    def widen_(self, other: StepState) -> None:
+        """Room for the texts of `other`, which may read more than any text here: memory moves then, and graphs do not hold."""
+        for layer, own in zip(self.layers, other.layers, strict=True):
+            if layer is not None:
+                layer.widen_(own)
+
 
 def select_rows(value: T, rows: Tensor) -> T:
     """The same structure of (named) tuples, each tensor reduced to some rows of its first dimension."""
@@ -193,6 +205,24 @@ def select_rows(value: T, rows: Tensor) -> T:
             items = [select_rows(item, rows) for item in value]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)  # type: ignore[return-value]
     raise TypeError(f"no rows in {type(value).__name__}")
+
+
+def widened(value: T, other: T) -> T:
+    """The same structure, each tensor at least as large as the other's in all dimensions but the first; padding fills up."""
+    match value, other:
+        case Tensor(), Tensor():
+            shape = [value.size(0), *map(max, value.shape[1:], other.shape[1:])]
+            if shape == list(value.shape):
+                return value
+            grown = value.new_zeros(shape)
+            grown[tuple(slice(size) for size in value.shape)] = value
+            return grown  # type: ignore[return-value]
+        case Layout(), Layout():
+            return value.widened(other.is_pad.size(1))  # type: ignore[return-value]
+        case tuple(), tuple():
+            items = [widened(item, own) for item, own in zip(value, other, strict=True)]
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)  # type: ignore[return-value]
+    return value
 
 
 def put_rows_(value: Any, rows: Tensor, other: Any) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-
 # Of one function: layers for which LayerDrop has rates of their own run in so many shapes. torch gives up after 8.
 MOST_SHAPES = 64
 

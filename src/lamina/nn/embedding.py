@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -63,7 +64,8 @@ class InputEmbedding(nn.Module):
 
     def __init__(self, table: nn.Module, *, scale: float, positions: nn.Module | None, norm: nn.Module | None,
                  dropout_p: float, word_dropout: WordDropout | None = None, offers_tokens: bool = False,
-                 project: nn.Module | None = None) -> None:
+                 project: nn.Module | None = None, reads: Sequence[tuple[int, int]] = ()) -> None:
+        """`reads`: ids whose place another one's vector takes."""
         super().__init__()
         self.table: Any = table  # TokenTable, or AdaptiveTable
         self.project = project
@@ -73,6 +75,7 @@ class InputEmbedding(nn.Module):
         self.dropout_p = dropout_p
         self.word_dropout = word_dropout
         self.offers_tokens = offers_tokens
+        self.reads = tuple(reads)
 
     def forward(self, ids: Tensor, layout: AnyLayout) -> Embedded:
         if self.training and self.word_dropout is not None:
@@ -84,7 +87,10 @@ class InputEmbedding(nn.Module):
         return self._embed(ids, (num_before + FIRST_POSITION)[:, None].expand_as(ids))
 
     def _embed(self, ids: Tensor, positions: Tensor | None) -> Embedded:
-        tokens = self.table(ids)
+        read = ids
+        for own, other in self.reads:
+            read = torch.where(ids == own, other, read)
+        tokens = self.table(read)
         if self.project is not None:
             tokens = self.project(tokens)
         tokens = tokens * self.scale

@@ -59,7 +59,7 @@ class VocabularyHead(nn.Module):
 
     def log_probs(self, terms: list[Term], temperature: float = 1.0) -> Tensor:
         """Of each next token. (B, T, V)"""
-        return log_probs(sharpen(terms, temperature), self.output_weight)
+        return log_probs(sharpen(terms, temperature), self.output_weight, self.output_bias, temperature)
 
     def target_log_probs(self, terms: list[Term], target: Tensor, softmax_batch: int | None = None) -> Tensor:
         """True log-probabilities of the given tokens, a few positions at a time, so that (B, T, V) is never there. (B, T)
@@ -103,6 +103,18 @@ class LinearHead(VocabularyHead):
 
     def terms(self, decoder: StackOutput, source: Any = None, layout: AnyLayout | None = None) -> list[Term]:
         return [Term(decoder.final if self.project is None else self.project(decoder.final), 1.0)]
+
+
+class BiasedHead(LinearHead):
+    """The usual softmax with a bias for each token."""
+
+    def __init__(self, table: TokenTable, project: nn.Module | None = None) -> None:
+        super().__init__(table, project)
+        self.bias = nn.Parameter(torch.zeros(len(table.weight)))
+
+    @property
+    def output_bias(self) -> Tensor:  # type: ignore[override]
+        return self.bias
 
 
 class AttendedSurface(nn.Module):
@@ -245,19 +257,27 @@ class SurfaceHead(VocabularyHead):
         return self.mix(target, surface)
 
 
-def log_probs(terms: list[Term], output_weight: Tensor | Prepacked) -> Tensor:
-    """The weighted sum of each term's log-softmax, in float32 or better whatever the model computes in. (B, T, V)"""
+def log_probs(terms: list[Term], output_weight: Tensor | Prepacked, bias: Tensor | None = None,
+              temperature: float = 1.0) -> Tensor:
+    """The weighted sum of each term's log-softmax, in float32 or better whatever the model computes in. (B, T, V)
+
+    `temperature` is what the features were divided by, and the bias still has to be.
+    """
+    bias = bias if bias is None or temperature == 1.0 else bias / temperature
     if len(terms) == 1 and isinstance(terms[0].weight, float) and terms[0].weight == 1.0:
         # The usual head: nothing to multiply, nothing to add.
-        return _log_softmax(terms[0].features, output_weight)
+        return _log_softmax(terms[0].features, output_weight, bias)
     # One product for all: where few rows meet a large vocabulary, reading the matrix is what takes the time.
-    scores = _log_softmax(torch.stack([term.features for term in terms]), output_weight)
+    scores = _log_softmax(torch.stack([term.features for term in terms]), output_weight, bias)
     first, *others = (own * term.weight for own, term in zip(scores, terms, strict=True))
     return sum(others, start=first)
 
 
-def _log_softmax(features: Tensor, output_weight: Tensor | Prepacked) -> Tensor:
-    scores = F.linear(features, output_weight) if isinstance(output_weight, Tensor) else output_weight(features)
+def _log_softmax(features: Tensor, output_weight: Tensor | Prepacked, bias: Tensor | None) -> Tensor:
+    if isinstance(output_weight, Tensor):
+        scores = F.linear(features, output_weight, bias)
+    else:
+        scores = output_weight(features) if bias is None else output_weight(features) + bias
     return F.log_softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32))
 
 

@@ -46,6 +46,14 @@ class Layout(NamedTuple):
         self.is_pad.index_fill_(0, rows, True)
         self.may_attend.index_fill_(0, rows, -torch.inf if self.may_attend.is_floating_point() else False)
 
+    def widened(self, width: int) -> Layout:
+        """The same rows, with padding behind them up to this width."""
+        missing = width - self.is_pad.size(1)
+        if missing <= 0:
+            return self
+        nothing = -torch.inf if self.may_attend.is_floating_point() else False
+        return Layout(F.pad(self.is_pad, (0, missing), value=True), F.pad(self.may_attend, (0, missing), value=nothing))
+
     def position_ids(self) -> Tensor:
         """The id of each token's position; only tokens count, so padding on the left shifts nothing. (B, T)"""
         is_token = (~self.is_pad).to(torch.long)

@@ -26,17 +26,35 @@ def sinusoid_table(rows: int, dim: int) -> Tensor:
     return table
 
 
-class SinusoidalPositions(nn.Module):
-    """Fixed sinusoids (Vaswani et al. 2017, §3.5). Computed, not stored: it is no part of a checkpoint."""
+def marian_table(rows: int, dim: int) -> Tensor:
+    """Sinusoids as Marian has them: 10000^(-2j/dim) from position 0 for the first token. In float64 first, as there. (P, D)"""
+    half = dim // 2
+    places = torch.arange(-FIRST_POSITION, rows - FIRST_POSITION, dtype=torch.float64).clamp(min=0)
+    frequencies = 10000 ** (-2.0 * torch.arange(half + dim % 2, dtype=torch.float64) / dim)
+    angles = places[:, None] * frequencies[None, :]
+    table = torch.cat([angles.sin(), angles[:, :half].cos()], dim=1).float()
+    table[:FIRST_POSITION] = 0.0
+    return table
+
+
+class FixedPositions(nn.Module):
+    """A table that is computed, not stored: it is no part of a checkpoint."""
 
     table: Tensor
 
-    def __init__(self, max_positions: int, dim: int) -> None:
+    def __init__(self, table: Tensor) -> None:
         super().__init__()
-        self.register_buffer("table", sinusoid_table(num_rows(max_positions), dim), persistent=False)
+        self.register_buffer("table", table, persistent=False)
 
     def forward(self, positions: Tensor) -> Tensor:
         return self.table[positions]
+
+
+class SinusoidalPositions(FixedPositions):
+    """Fixed sinusoids (Vaswani et al. 2017, §3.5)."""
+
+    def __init__(self, max_positions: int, dim: int) -> None:
+        super().__init__(sinusoid_table(num_rows(max_positions), dim))
 
 
 class LearnedPositions(nn.Module):

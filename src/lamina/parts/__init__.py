@@ -16,6 +16,7 @@ from lamina.parts import (
     layernorm_scaling,
     lime,
     mixings,
+    model_manners,
     muon,
     position_kinds,
     rate_schedules,
@@ -65,6 +66,6 @@ __all__ = ["Adapter", "Criterion", "DepthResidual", "Figure", "Fusion", "FusionP
            "MatrixRule", "Metric", "MetricInputs", "Mixing", "Optimizer", "Part", "Positions", "Rates", "Recorder",
            "Residual", "RuleInForce", "RulePlace", "Schedule", "Score", "Stage", "Step", "StepRule", "SubwordLibrary",
            "TaskKind", "TrackedRun", "Tracker", "activations", "adapters", "attention_residuals", "bottom_to_top",
-           "criteria", "denseformer", "encoder_fusion", "keel", "layernorm_scaling", "lime", "mixings", "muon",
-           "position_kinds", "rate_schedules", "residuals", "search_rules", "subword_libraries", "surface_fusion",
+           "criteria", "denseformer", "encoder_fusion", "keel", "layernorm_scaling", "lime", "mixings", "model_manners",
+           "muon", "position_kinds", "rate_schedules", "residuals", "search_rules", "subword_libraries", "surface_fusion",
            "text_metrics", "trackers", "update_rules", "value_residual"]

@@ -30,6 +30,26 @@ class Sinusoidal(Positions):
         return sinusoid_table(num_rows(max_positions), dim)
 
 
+@register.positions("marian")
+@dataclass(frozen=True, kw_only=True)
+class MarianSinusoids(Positions):
+    """Fixed sinusoids with Marian's frequencies, from position 0 (Junczys-Dowmunt et al. 2018)."""
+
+    def build(self, max_positions: int, dim: int) -> nn.Module:
+        from lamina.nn.positions import FixedPositions
+
+        return FixedPositions(self.table_of(max_positions, dim))
+
+    def table_of(self, max_positions: int, dim: int) -> Tensor:
+        from lamina.nn.positions import marian_table, num_rows
+
+        return marian_table(num_rows(max_positions), dim)
+
+    def not_in(self, toolkit: str) -> str:
+        # CTranslate2 reads positions from a table, whatever is in it.
+        return "" if toolkit == "CTranslate2" else super().not_in(toolkit)
+
+
 @register.positions("learned")
 @dataclass(frozen=True, kw_only=True)
 class Learned(Positions):

@@ -109,3 +109,16 @@ class BpeLibrary(SubwordLibrary):
 
     def spell(self, pieces: Sequence[str]) -> str:
         return "".join(piece.removesuffix(JOINER) for piece in pieces)
+
+
+@register.subword("framed")
+@dataclass(frozen=True, kw_only=True)
+class FramedLibrary(SubwordLibrary):
+    """Any segmentation, with pieces such as a language's in front of each text or behind it; imported models have it."""
+
+    file_ending = "framed.json"
+
+    def load(self, data: bytes, name: str) -> Subword:
+        from lamina.text.framed import Framed
+
+        return Framed.from_bytes(data, name)

@@ -36,6 +36,29 @@ class NoSurface(Head):
         """It reads the decoder's output, whose scale stays."""
 
 
+@register.head("bias")
+@dataclass(frozen=True, kw_only=True)
+class OutputBias(Head):
+    """The usual softmax with a bias for each token, as Marian's models have it."""
+
+    def build(self, place: HeadPlace, table: nn.Module) -> nn.Module:
+        from lamina.nn.heads import BiasedHead
+
+        return BiasedHead(table)  # type: ignore[arg-type]
+
+    def pruned(self, cut: Cut) -> Head:
+        return self
+
+    def unscale(self, folding: Folding) -> None:
+        """It reads the decoder's output, whose scale stays."""
+
+    def not_in(self, toolkit: str) -> str:
+        return "" if toolkit == "CTranslate2" else f"{toolkit} has no bias at the output (--surfacefusion bias)"
+
+    def describe(self) -> str:
+        return "a bias for each token at the output"
+
+
 @dataclass(frozen=True, kw_only=True)
 class HardFusion:
     """Scores of both sides, weighed by a gate."""

@@ -66,7 +66,7 @@ def _lines(groups: Mapping[tuple[str, str], list[Row]], name: str) -> dict[tuple
     """By variant and rule, its points from the shallowest. The whole model begins the line of each rule."""
     lines: dict[tuple[str, str], list[tuple[int, list[float]]]] = {}
     for (variant, cut), rows in groups.items():
-        whole = _stacks(rows[0]["train"])
+        whole = _stacks(rows[0].get("train", ""))
         depth = _depth_of(cut, whole) if cut else Depth(sum(whole), EVEN)
         rules = [depth.rule] if cut else [
             rule for rule in dict.fromkeys(_depth_of(own, whole).rule for known, own in groups if known == variant and own)
@@ -92,4 +92,4 @@ def _stacks(train: str) -> tuple[int, ...]:
 
 
 def _has_two_stacks(groups: Mapping[tuple[str, str], list[Row]]) -> bool:
-    return any(len(_stacks(row["train"])) > 1 for rows in groups.values() for row in rows)
+    return any(len(_stacks(row.get("train", ""))) > 1 for rows in groups.values() for row in rows)

@@ -142,13 +142,15 @@ def plan_run(recipe: Recipe, variant: Variant, seed: int, places: Places, *, bud
     keeps = [model.name]
     for cut in variant.cuts if recipe.has_tests else ():
         path, keep = model, cut.keep
-        if cut.search:
-            path = checkpoints / f"{cut.name}.pt"
+        if cut.search or cut.heal:
+            path, keep = checkpoints / f"{cut.name}.pt", {}
             keeps.append(path.name)
             # What one search measures, the next need not: shallower ones pass by the deeper ones' choices.
-            search = ("prune", str(model), str(places.binary(recipe.data)), "--search", *flag_words(cut.search),
-                      f"--measurements={checkpoints / 'searched.json'}", f"--output={path}")
-            stages.append(Stage(f"prune {cut.name}", search, makes=(str(path),)))
+            chosen = ("--search", *flag_words(cut.search), f"--measurements={checkpoints / 'searched.json'}"
+                      ) if cut.search else flag_words(cut.keep)
+            words = ("prune", str(model), str(places.binary(recipe.data)), *chosen, *flag_words(scaled(cut.heal, budget)),
+                     f"--output={path}")
+            stages.append(Stage(f"prune {cut.name}", words, makes=(str(path),)))
         measure = _language_model_stages if recipe.is_language_model else _translation_stages
         own_stages, own = measure(recipe, variant, cut, path, keep, folder, places)
         stages += own_stages
@@ -260,8 +262,13 @@ def _metric_names(flags: Mapping[str, Any]) -> set[str]:
 def _digest(recipe: Recipe, variant: Variant, train: Mapping[str, Any], train_flags: Sequence[str]) -> str:
     """Two runs with the same digest did the same; notes on them do not count."""
     settings = {"data": recipe.data.digest, "train": train, "more": list(train_flags), "average": recipe.average,
-                "model": recipe.model, "decode": variant.decode, "cuts": [asdict(cut) for cut in variant.cuts]}
+                "model": recipe.model, "decode": variant.decode, "cuts": [_settings(cut) for cut in variant.cuts]}
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def _settings(cut: Cut) -> dict[str, Any]:
+    """Without `heal` where there is none: runs from before there was any keep their digests."""
+    return {name: value for name, value in asdict(cut).items() if name != "heal" or value}
 
 
 def check_stages(title: str, stages: Sequence[Stage], places: Places, train_flags: Sequence[str] = ()) -> None:

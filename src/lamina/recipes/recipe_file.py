@@ -24,17 +24,18 @@ KEYS = ("about", "published", "data", "seeds", "tiers", "baseline", "train", "av
 MEASURES = ("tests", "loss")
 VARIANT_KEYS = ("about", "train", "cuts", "analyze", "decode")
 # What --budget scales: everything that counts updates.
-COUNTS_OF_UPDATES = ("max-update", "warmup-updates", "validate-interval-updates", "save-interval-updates", "lr-period-updates",
-                     "total-num-update")
+COUNTS_OF_UPDATES = ("heal", "max-update", "warmup-updates", "validate-interval-updates", "save-interval-updates",
+                     "lr-period-updates", "total-num-update")
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The trained model with some of its layers: named, or the best that a search on validation data finds."""
+    """The trained model with some of its layers: named, or the best that a search on validation data finds; healed or not."""
 
     name: str
     keep: dict[str, Any] = field(default_factory=dict)  # --encoder-layers-to-keep, --decoder-layers-to-keep
     search: dict[str, Any] = field(default_factory=dict)  # flags of `lamina prune --search`
+    heal: dict[str, Any] = field(default_factory=dict)  # flags of `lamina prune --heal`: what is cut is trained further
 
 
 WHOLE = Cut("")
@@ -188,12 +189,14 @@ def _cuts(values: Any) -> Iterator[Cut]:
     for name, own in _section({"cuts": values}, "cuts").items():
         if not is_plain_name(str(name)) or not isinstance(own, dict):
             raise ConfigError(f"cut {name!r} must have a name that can be a file's, and be a mapping from flags to values.")
-        search = _section(own, "search")
-        keep = {key: value for key, value in own.items() if key != "search"}
+        search, heal = _section(own, "search"), _section(own, "heal")
+        keep = {key: value for key, value in own.items() if key not in ("search", "heal")}
         check_keys(keep, ("encoder-layers-to-keep", "decoder-layers-to-keep"), f"cut {name}: ")
         if bool(search) == bool(keep):
             raise ConfigError(f"cut {name} needs the layers to keep, or `search`, and not both.")
-        yield Cut(str(name), keep, search)
+        if heal and not heal.get("heal"):
+            raise ConfigError(f"cut {name} heals for how many updates? Write heal: {{heal: 600}}.")
+        yield Cut(str(name), keep, search, heal)
 
 
 def _analyses(values: Any) -> dict[str, dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import statistics
 from collections.abc import Iterable, Sequence
@@ -85,14 +84,6 @@ def section(recipe: str, rows: Sequence[Row], data: str | None = None) -> str:
     return "\n".join(blocks)
 
 
-BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-def fill_page(page: str, rows: Sequence[Row]) -> str:
-    """A page for others, with what belongs between `<!-- table: RECIPE -->` and `<!-- end -->`."""
-    return BLOCK.sub(lambda match: f"{match[1]}\n{section(match[2], rows, PUBLISHED_DATA)}\n{match[3]}", page)
-
-
 SECONDS = "training, s"
 # In the file, not in tables: the same for all, or told by another column.
 UNSHOWN = ("updates", "valid loss")
@@ -122,7 +113,7 @@ def _shown_figures(row: Row) -> dict[str, float]:
     if "train" in row.get("seconds", {}) and not row["cut"]:
         figures[SECONDS] = row["seconds"]["train"]
     return figures if row.get("jobs", 1) == 1 else {
-        name: value for name, value in figures.items() if name != SECONDS and not name.endswith("/s")}
+        name: value for name, value in figures.items() if name != SECONDS and not name.endswith(("/s", "/update"))}
 
 
 def _statuses(rows: list[Row]) -> str:
@@ -138,7 +129,7 @@ def _origins(rows: list[Row], data: str | None) -> str:
     commits = ", ".join(dict.fromkeys((row.get("commit") or "unknown")[:12] for row in rows))
     commands = "\n".join(dict.fromkeys(shared_command(row["command"], data) for row in rows))
     alone = "" if all(row.get("jobs", 1) == 1 for row in rows) else " Runs that shared the machine have no times."
-    return (f"{hardware}; commit {commits}; losses in bits a token, ± is the standard deviation over seeds.{alone}\n\n"
+    return (f"{hardware}; commit {commits}; losses in bits per token, ± is the standard deviation over seeds.{alone}\n\n"
             f"```sh\n{commands}\n```\n")
 
 

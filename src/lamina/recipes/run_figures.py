@@ -58,15 +58,17 @@ def training_rows(log: Path) -> Iterator[dict[str, Any]]:
 
 
 def training_figures(log: Path) -> dict[str, float]:
-    """Of a training run: updates, losses in bits, target tokens a second, GiB."""
+    """Of a training run: updates, losses in bits, target tokens a second, milliseconds per update, GiB."""
     rows = list(training_rows(log))
     intervals = [row for row in rows if "wps" in row]
     valid = [row["nll_loss"] for row in rows if row.get("where") == "valid" and "nll_loss" in row]
     figures: dict[str, float] = {}
     if intervals:
         figures |= {"updates": max(row["num_updates"] for row in intervals), "train loss": intervals[-1]["nll_loss"],
-                    "tokens/s": statistics.median(row["wps"] for row in intervals),
-                    "GiB": max(row.get("mem_gib", 0.0) for row in intervals)}
+                    "tokens/s": statistics.median(row["wps"] for row in intervals)}
+        if speeds := [row["ups"] for row in intervals if row.get("ups")]:
+            figures["ms/update"] = 1000 / statistics.median(speeds)
+        figures |= {"GiB": max(row.get("mem_gib", 0.0) for row in intervals)}
     summaries = [row["num_updates"] for row in rows if "where" in row]
     if summaries:
         figures["updates"] = max(summaries)

@@ -44,6 +44,7 @@ from lamina.recipes.run_figures import comparison_figures, decoding_speed, score
 from lamina.recipes.worker import OUTCOME_NAME, PLAN_NAME, STAGES_NAME, is_done, log_path, read_records
 
 ROWS_NAME = "rows.json"
+HEAL_SUFFIX = ".heal"  # of the folder that `lamina prune --heal` trains in; pruning/heal.py says the same
 # How long a run may take to save its state when it is told to stop.
 SECONDS_TO_SAVE = 120.0
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -161,8 +162,12 @@ class Runner:
             shutil.rmtree(plan.checkpoints, ignore_errors=True)
             return
         for path in plan.checkpoints.iterdir():
-            if path.name not in plan.keeps and path.is_file():
+            if path.name in plan.keeps:
+                continue
+            if path.is_file():
                 path.unlink(missing_ok=True)
+            elif path.suffix == HEAL_SUFFIX:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _work(self, folder: Path, title: str, stages: Sequence[Stage], digest: str) -> dict[str, Any]:
         """Let a process work on the stages until it is through or we are to stop."""

@@ -1,39 +1,38 @@
 """One loaded model, one worker thread, many clients.
 
 `submit` checks a request, cuts its texts into sentences and turns them into ids, in the caller's thread. The worker thread
-takes sentences from the queue, one client after the other, into the slots of searches: one search per depth and set of options,
-whose steps it interleaves. An answer is what `lamina generate` would give for the same sentences and options, whoever else is
-being served.
+takes sentences from the queue, one client after the other, as slots fall free, and runs the steps of all searches
+(serve/lanes.py). An answer is what `lamina generate` would give for the same sentences and options, whoever else is served.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import numpy as np
 
 from lamina.api import Translator
 from lamina.api.outputs import Translation, fitted, search_config
+from lamina.config.chosen_depth import AUTO, parse_depth
 from lamina.config.search_options import SearchConfig
 from lamina.decode.active_depth import layer_counts
 from lamina.decode.backtrace import Hypothesis
-from lamina.decode.batched_search import search_rows
-from lamina.decode.search import Search
-from lamina.errors import ConfigError, DataError
-from lamina.nn.stack import ActiveLayers
+from lamina.decode.cascade import Cascade
+from lamina.errors import ConfigError, DataError, LaminaError
+from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 from lamina.serve.assembly import Assembler, Sentence
 from lamina.serve.exchange import Answer, ClosedError, EngineStats, Histogram, QueueFullError, Request, TextHypothesis
+from lamina.serve.lanes import LaneError, Lanes, Wanted
 from lamina.text.sentence_splitter import Segment, split_sentences
 
-# What is waited for at most when nothing happens: `close` is noticed at once in any case.
-IDLE_SECONDS = 1.0
+# Options that name files: whoever starts the engine may give them, a client may not.
+FILE_OPTIONS = frozenset({"forbidden_words"})
+LONGEST_WAIT = 60.0  # seconds that a client is told to wait at most when the queue is full
 
 
 @dataclass(eq=False)
@@ -42,13 +41,10 @@ class Job:
 
     ticket: Ticket
     place: tuple[int, int]  # the text, and the sentence in it
-    number: int  # of the sentence in the request
-    text: str
-    ids: np.ndarray
-    phrases: list[list[int]]
+    wanted: Wanted
     is_cut: bool
-    active: ActiveLayers
-    is_retried: bool = False  # a cascade was not sure of its first translation
+    is_shallow: bool = False  # a cascade asks the whole model again unless it is sure
+    counts: dict[str, int] = field(default_factory=dict)  # layers of each stack that ran
 
 
 @dataclass(eq=False)
@@ -56,13 +52,13 @@ class Ticket:
     """A request that was accepted."""
 
     request: Request
-    config: SearchConfig
-    active: ActiveLayers
     segments: list[list[Segment]]
-    future: Future[Answer]
+    depth_name: str
     submitted: float
+    future: Future[Answer] = field(default_factory=Future)
     started: float | None = None
     num_left: int = 0
+    is_over: bool = False
     found: dict[tuple[int, int], tuple[Job, Translation]] = field(default_factory=dict)
 
 
@@ -70,37 +66,63 @@ class Engine:
     """Translates for many clients at once; every method may be called by any thread."""
 
     def __init__(self, model: Translator, *, slots: int = 64, defaults: Mapping[str, object] | None = None,
-                 queue_limit: int = 1024, clock: Callable[[], float] = time.monotonic) -> None:
-        """`slots`: sentences that are translated at the same time; `defaults`: options of `lamina generate`, by flag with
-        underscores, for requests that do not give them; `queue_limit`: sentences that may wait."""
+                 queue_limit: int = 1024, cascade: Cascade | None = None,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin to wait for requests.
+
+        Arguments:
+            slots: sentences that are translated at the same time.
+            defaults: options of `lamina generate`, flags with underscores, for requests that do not give them.
+            queue_limit: sentences that may wait for a slot.
+            cascade: what the depth "auto" does, as `lamina calibrate` found it for this very model.
+        """
         if slots < 1 or queue_limit < 1:
             raise ConfigError(f"slots is {slots} and queue_limit {queue_limit}; both must be at least 1.")
         self.model = model
         self.num_slots = slots
         self.queue_limit = queue_limit
         self.defaults = dict(defaults or {})
-        self.search_options({})  # a default that makes no sense is told now
+        self._config_of(self.defaults)  # a default that makes no sense is told now
+        self.cascade = cascade
+        if cascade is not None:
+            cascade.check(model.digest)
+            self._shallow = model.active_layers(cascade.chosen_depth)
         self._assembler = Assembler(model.subwords[0].decode, model.join_target, model.subwords[0].encode, model.languages[1])
         self._clock = clock
         self._changed = threading.Condition()
+        # Under the lock:
         self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()  # by client, whose turn it is first
         self._num_waiting = 0
         self._num_running = 0
+        self._unwanted: set[Ticket] = set()  # cancelled, or failed
         self._counts: Counter[str] = Counter()
         self._by_depth: Counter[str] = Counter()
         self._latencies: defaultdict[str, Histogram] = defaultdict(Histogram)
-        self._is_closing = False
+        self._is_closing = self._is_abandoned = False
+        # Of the worker alone:
+        self._lanes = Lanes(model, slots)
         self._worker = threading.Thread(target=self._work, name="lamina-engine", daemon=True)
         self._worker.start()
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it answers: it is not closed, and nothing has ended its thread."""
+        return self._worker.is_alive() and not self._is_closing
+
+    @property
     def num_layers(self) -> dict[str, int]:
         """Of each stack of the model: the depths that can be asked for."""
-        return self._layer_counts(ActiveLayers())
+        return layer_counts(ALL_LAYERS, self.model.models[0])
 
     def search_options(self, options: Mapping[str, object]) -> SearchConfig:
         """A request's options on top of the defaults; a ConfigError says what is wrong with them."""
-        config = search_config(**{**self.defaults, **options})
+        for name in options:
+            if name.replace("-", "_") in FILE_OPTIONS:
+                raise ConfigError(f"{name} names a file, which only whoever starts the server may do. Leave it out.")
+        return self._config_of({**self.defaults, **options})
+
+    def _config_of(self, options: Mapping[str, object]) -> SearchConfig:
+        config = search_config(**options)
         if config.uses_padded_width:
             raise ConfigError("--max-len-from-padded-width makes results depend on the batch, and here nobody knows who "
                               "shares it. Leave it out.")
@@ -109,7 +131,8 @@ class Engine:
     def submit(self, request: Request) -> Future[Answer]:
         """Queue a request. The future's `cancel` frees what the request holds.
 
-        Raises ConfigError or DataError for a request that makes no sense, QueueFullError, or ClosedError.
+        Raises ConfigError or DataError for a request that makes no sense, QueueFullError, or ClosedError. A sentence that turns
+        out to be impossible gives the future a LaminaError.
         """
         ticket, jobs = self._prepared(request)
         with self._changed:
@@ -120,34 +143,34 @@ class Engine:
                 raise QueueFullError(f"{self._num_waiting} sentences are waiting, and at most {self.queue_limit} may. Try "
                                      "again later.", self._expected_wait())
             self._counts["requests"] += 1
-            if not jobs:
-                self._finish(ticket)
-                return ticket.future
-            self._waiting.setdefault(request.client, deque()).extend(jobs)
-            self._num_waiting += len(jobs)
-            self._changed.notify_all()
-        ticket.future.add_done_callback(self._notice_cancelled)
+            if jobs:
+                self._waiting.setdefault(request.client, deque()).extend(jobs)
+                self._num_waiting += len(jobs)
+                self._changed.notify_all()
+        ticket.future.add_done_callback(lambda future: self._forget(ticket, "cancelled") if future.cancelled() else None)
+        if not jobs:
+            self._finish(ticket)
         return ticket.future
 
     def close(self, grace: float = 10.0) -> None:
-        """Take nothing new, finish what was accepted, and end; after `grace` seconds what is left is cancelled."""
+        """Take nothing new, finish what was accepted, and end; after `grace` seconds the rest fails with ClosedError."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
         self._worker.join(grace)
-        if self._worker.is_alive():
-            with self._changed:
-                self._is_abandoned = True
-                self._changed.notify_all()
-            self._worker.join(grace)
+        with self._changed:
+            self._is_abandoned = True
+            self._changed.notify_all()
+        self._worker.join()
 
     def stats(self) -> EngineStats:
         with self._changed:
-            return EngineStats(queue=self._num_waiting, running=self._num_running, requests=self._counts["requests"],
-                               requests_done=self._counts["done"], requests_refused=self._counts["refused"],
-                               requests_cancelled=self._counts["cancelled"], requests_failed=self._counts["failed"],
-                               tokens=self._counts["tokens"], sentences=dict(self._by_depth),
-                               latencies=deepcopy(dict(self._latencies)))
+            counts = self._counts
+            return EngineStats(queue=self._num_waiting, running=self._num_running, requests=counts["requests"],
+                               requests_done=counts["done"], requests_refused=counts["refused"],
+                               requests_cancelled=counts["cancelled"], requests_failed=counts["failed"],
+                               tokens=counts["tokens"], sentences=dict(self._by_depth), cascade_kept=counts["kept"],
+                               cascade_repeated=counts["repeated"], latencies=deepcopy(dict(self._latencies)))
 
     # -- before the queue, in the caller's thread
 
@@ -161,25 +184,38 @@ class Engine:
                 raise ConfigError(f"there are {len(texts)} texts, but {len(request.constraints)} lists of constraints. Give "
                                   "each text one; an empty list asks for nothing.")
             config = replace(config, constraint_order=config.constraint_order or "ordered")
-        active = self.model.active_layers(request.depth)
+        active, name = self._layers_of(request.depth)
         language = self.model.languages[0]
         segments = [split_sentences(text, language) if request.splits else [Segment("", text, "")] for text in texts]
-        ticket = Ticket(request, config, active, segments, Future(), self._clock())
-        jobs = self._jobs(ticket)
+        ticket = Ticket(request, segments, name, self._clock())
+        jobs = self._jobs(ticket, config, active)
         ticket.num_left = len(jobs)
         return ticket, jobs
 
-    def _jobs(self, ticket: Ticket) -> list[Job]:
-        jobs, number = [], 0
+    def _layers_of(self, depth: object) -> tuple[ActiveLayers, str]:
+        """The layers to begin with, and the name of the depth."""
+        if parse_depth(depth) is not None:
+            active = self.model.active_layers(depth)
+            return active, _depth_name(layer_counts(active, self.model.models[0]))
+        if self.cascade is None:
+            raise ConfigError("the depth auto needs a cascade: choose a threshold with `lamina calibrate`, and start the "
+                              "server with --cascade FILE.")
+        return self._shallow, AUTO
+
+    def _jobs(self, ticket: Ticket, config: SearchConfig, active: ActiveLayers) -> list[Job]:
+        jobs, number, request = [], 0, ticket.request
         for place, own in enumerate(ticket.segments):
-            wanted = self._phrases(ticket.request, place, len(own))
+            phrases = self._phrases(request, place, len(own))
             for position, segment in enumerate(own):
                 said: list[str] = []
                 whole = self.model.encode_source(segment.text)
                 ids = fitted(whole, self.model.max_source_positions, 0, "truncate", said.append)
                 assert ids is not None
-                if len(ids) > 1 or wanted:  # an empty text has an empty translation
-                    jobs.append(Job(ticket, (place, position), number, segment.text, ids, wanted, bool(said), ticket.active))
+                if len(ids) > 1 or phrases:  # an empty text has an empty translation
+                    wanted = Wanted(None, ids, config, active, (request.seed, number), phrases, request.with_alignment)
+                    wanted.key = Job(ticket, (place, position), wanted, bool(said), ticket.depth_name == AUTO,
+                                     layer_counts(active, self.model.models[0]))
+                    jobs.append(wanted.key)
                 number += 1
         return jobs
 
@@ -191,106 +227,150 @@ class Engine:
         return self.model.phrase_ids([phrases], 1, place)[0] if phrases else []
 
     def _expected_wait(self) -> float:
-        """Seconds until the queue should have room: the mean time of a sentence so far, for a tenth of the queue."""
+        """Seconds after which a client may ask again: about the mean time of a request."""
         known = [histogram for histogram in self._latencies.values() if histogram.number]
         mean = sum(own.total for own in known) / sum(own.number for own in known) if known else 1.0
-        return float(min(60, max(1, round(mean))))
+        return min(LONGEST_WAIT, max(1.0, mean))
 
     # -- the worker thread
 
     def _work(self) -> None:
+        try:
+            while self._next_jobs():
+                self._step()
+        finally:
+            # In any case nobody is left waiting.
+            with self._changed:
+                self._is_closing = True
+                left = {job.ticket for jobs in self._waiting.values() for job in jobs}
+            left |= {wanted.key.ticket for lane in self._lanes.lanes.values() for wanted in lane.running}
+            for ticket in left:
+                self._fail(ticket, ClosedError("the engine was closed before this was done."))
+
+    def _step(self) -> None:
+        try:
+            with self.model._turn():
+                for job, hypotheses in self._lanes.step():
+                    try:
+                        self._found(job, hypotheses)
+                    except Exception as error:
+                        self._fail(job.ticket, error)
+        except LaneError as error:
+            for job in error.keys:
+                self._fail(job.ticket, error.__cause__ or error)
+
+    def _next_jobs(self) -> bool:
+        """Sentences go from the queue to free slots, and those that nobody wants leave; whether there is work to do."""
         while True:
             with self._changed:
-                while not self._num_waiting and not self._is_closing:
-                    self._changed.wait(IDLE_SECONDS)
-                if not self._num_waiting:
-                    return
-                jobs = self._take(self.num_slots)
-                self._num_running = len(jobs)
-            lanes: dict[tuple[Any, ...], list[Job]] = {}
+                if self._unwanted:
+                    self._lanes.drop(lambda job: job.ticket in self._unwanted)
+                    self._unwanted.clear()
+                jobs = self._take(self.num_slots - self._lanes.num_running)
+                self._num_running = self._lanes.num_running + len(jobs)
+                if self._is_abandoned:
+                    return False
+                if not self._num_running:
+                    if self._is_closing:
+                        return False
+                    self._changed.wait()
+                    continue
             for job in jobs:
-                request = job.ticket.request
-                lanes.setdefault((job.active, repr(job.ticket.config), request.with_alignment, request.seed), []).append(job)
-            for own in lanes.values():
                 try:
-                    self._run(own)
+                    self._lanes.add(job.wanted)
                 except Exception as error:
-                    for job in own:
-                        self._fail(job.ticket, error)
+                    self._fail(job.ticket, error)
+            if self._lanes.num_running:
+                return True
 
     def _take(self, number: int) -> list[Job]:
         """Sentences, one of each client in turn."""
         taken: list[Job] = []
         while self._waiting and len(taken) < number:
             client, jobs = self._waiting.popitem(last=False)
-            job = jobs.popleft()
-            self._num_waiting -= 1
+            taken.append(jobs.popleft())
             if jobs:
                 self._waiting[client] = jobs  # behind the others
-            if not job.ticket.future.cancelled():
-                taken.append(job)
-                job.ticket.started = job.ticket.started or self._clock()
+        self._num_waiting -= len(taken)
+        for job in taken:
+            job.ticket.started = job.ticket.started or self._clock()
         return taken
 
-    def _run(self, jobs: list[Job]) -> None:
-        ticket = jobs[0].ticket
-        search = Search(self.model.models, ticket.config, jobs[0].active, vocabulary=self.model.vocabularies[1])
-        with self.model._turn():
-            found = list(search_rows(search, [job.ids for job in jobs], device=self.model.device, batch_size=len(jobs),
-                                     seed=ticket.request.seed, numbers=[job.number for job in jobs],
-                                     with_attention=ticket.request.with_alignment,
-                                     constraints=[job.phrases for job in jobs]))
-        for own in found:
-            self._found(jobs[own.index], own.hypotheses)
-
     def _found(self, job: Job, hypotheses: list[Hypothesis]) -> None:
-        ticket = job.ticket
-        if hypotheses[0].is_lost:
+        ticket, best = job.ticket, hypotheses[0]
+        if ticket.future.done():
+            return  # cancelled, or failed, a moment ago
+        if job.is_shallow and self.cascade is not None and not self.cascade.keeps(hypotheses):
+            # The slot is the sentence's until it is done.
+            job.is_shallow, job.counts = False, self.num_layers
+            job.wanted = replace(job.wanted, active=ALL_LAYERS)
+            self._lanes.add(job.wanted)
+            return
+        if best.is_lost:
             self._fail(ticket, DataError("the model computed no numbers for a sentence. If it computes in half precision, its "
                                          "values may be too large there."))
             return
-        ticket.found[job.place] = job, self.model.translation(hypotheses, job.ids.tolist())
+        ticket.found[job.place] = job, self.model.translation(hypotheses, job.wanted.ids.tolist())
+        ticket.num_left -= 1
         with self._changed:
             self._num_running -= 1
-            self._by_depth[_depth_name(self._layer_counts(job.active))] += 1
-            self._counts["tokens"] += len(hypotheses[0].ids)
-            ticket.num_left -= 1
-            if not ticket.num_left:
-                self._finish(ticket)
+            self._by_depth[_depth_name(job.counts)] += 1
+            self._counts["tokens"] += len(best.ids)
+            if ticket.depth_name == AUTO:
+                self._counts["kept" if job.is_shallow else "repeated"] += 1
+        if not ticket.num_left:
+            self._finish(ticket)
 
     def _finish(self, ticket: Ticket) -> None:
         now = self._clock()
         answer = Answer(results=[self._assembled(ticket, place) for place in range(len(ticket.segments))],
                         seconds=now - ticket.submitted, waited=(ticket.started or now) - ticket.submitted)
-        if ticket.future.set_running_or_notify_cancel():
+        if not self._claim(ticket):
+            return
+        with self._changed:
             self._counts["done"] += 1
-            self._latencies[_depth_name(self._layer_counts(ticket.active))].add(answer.seconds)
-            ticket.future.set_result(answer)
+            self._latencies[ticket.depth_name].add(answer.seconds)
+        ticket.future.set_result(answer)
 
     def _fail(self, ticket: Ticket, error: BaseException) -> None:
-        try:
-            if ticket.future.set_running_or_notify_cancel():
-                ticket.future.set_exception(error)
-                self._counts["failed"] += 1
-        except InvalidStateError:
-            return  # another sentence of it failed before
+        if not self._claim(ticket):
+            return
+        self._forget(ticket, "failed")
+        if not isinstance(error, LaminaError):
+            traceback.print_exception(error)
+        ticket.future.set_exception(error)
 
-    def _notice_cancelled(self, future: Future[Answer]) -> None:
-        if future.cancelled():
-            with self._changed:
-                self._counts["cancelled"] += 1
-                self._changed.notify_all()
+    def _claim(self, ticket: Ticket) -> bool:
+        """Whether the future is still to be set; from now on it can no longer be cancelled."""
+        if ticket.is_over:
+            return False
+        ticket.is_over = True
+        return ticket.future.set_running_or_notify_cancel()
+
+    def _forget(self, ticket: Ticket, why: str) -> None:
+        """Nobody waits for the rest of this request."""
+        with self._changed:
+            self._counts[why] += 1
+            self._unwanted.add(ticket)
+            jobs = self._waiting.get(ticket.request.client)
+            if jobs is not None:
+                left = deque(job for job in jobs if job.ticket is not ticket)
+                self._num_waiting -= len(jobs) - len(left)
+                if left:
+                    self._waiting[ticket.request.client] = left
+                else:
+                    del self._waiting[ticket.request.client]
+            self._changed.notify_all()
+
+    # -- from sentences to texts
 
     def _assembled(self, ticket: Ticket, place: int) -> list[TextHypothesis]:
         sentences = []
         for position, segment in enumerate(ticket.segments[place]):
             job, translation = ticket.found.get((place, position), (None, None))
-            counts = self._layer_counts(ticket.active if job is None else job.active)
-            sentences.append(Sentence(segment, translation, counts, is_cut=job is not None and job.is_cut))
+            sentences.append(Sentence(segment, translation, self.num_layers if job is None else job.counts,
+                                      is_shallow=job is not None and job.is_shallow, is_cut=job is not None and job.is_cut))
         return self._assembler.hypotheses(sentences, with_alignment=ticket.request.with_alignment)
-
-    def _layer_counts(self, active: ActiveLayers) -> dict[str, int]:
-        return layer_counts(active, self.model.models[0])
 
 
 def _depth_name(counts: Mapping[str, int]) -> str:

@@ -90,4 +90,6 @@ class EngineStats:
     requests_failed: int
     tokens: int  # of the target
     sentences: Mapping[str, int]  # finished, by the depth that answered, such as "6-3"
+    cascade_kept: int  # sentences of depth auto whose shallow translation was kept
+    cascade_repeated: int  # and those that the whole model translated again
     latencies: Mapping[str, Histogram]  # of requests, from `submit` to the answer, by the depth asked for ("6-3" or "auto")

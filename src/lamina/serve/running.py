@@ -60,7 +60,7 @@ class Server(uvicorn.Server):
     """Stops taking connections when it is told to, and lets those it has finish."""
 
     def __init__(self, app: Starlette, service: Service, *, grace: float, max_connections: int,
-                 trusted_proxies: Sequence[str] = ()) -> None:
+                 trusted_proxies: Sequence[str] = (), started: Callable[[Server], object] = lambda server: None) -> None:
         limit = raise_file_limit(max_connections)
 
         class Protocol(PatientProtocol):
@@ -74,7 +74,12 @@ class Server(uvicorn.Server):
             forwarded_allow_ips=list(trusted_proxies) or None))
         self.service, self.grace = service, grace
         self.stopped_at: float | None = None
+        self.tell_started = started
         service.num_connections = lambda: len(self.server_state.connections)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.tell_started(self)
 
     def stop(self) -> None:
         """From any thread."""
@@ -160,8 +165,8 @@ class PatientProtocol(H11Protocol):
 def run_server(app: Starlette, service: Service, own: socket.socket, *, grace: float, max_connections: int,
                trusted_proxies: Sequence[str] = (), started: Callable[[Server], object] = lambda server: None) -> None:
     """Until a signal, or `stop`. Then no connection comes in any more, and models finish what they have begun."""
-    server = Server(app, service, grace=grace, max_connections=max_connections, trusted_proxies=trusted_proxies)
-    started(server)
+    server = Server(app, service, grace=grace, max_connections=max_connections, trusted_proxies=trusted_proxies,
+                    started=started)
     try:
         server.run(sockets=[own])
     finally:

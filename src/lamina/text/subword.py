@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from lamina.errors import ConfigError, DataError
 from lamina.files import is_plain_name, read_json
 from lamina.parts.contracts import SubwordLibrary
-from lamina.parts.subword_libraries import JOINER
+from lamina.parts.subword_libraries import JOINER, WORD_START
 from lamina.registry import register
 from lamina.text.tokenizer import Moses
 
@@ -84,7 +84,8 @@ class SentencePiece:
         return self._processor.encode(" ".join(line.split()), out_type=str)
 
     def decode(self, pieces: Sequence[str]) -> str:
-        return self._processor.decode_pieces(list(pieces))
+        # A piece that the model does not know, as where both sides share a dictionary, keeps the mark of its word.
+        return self._processor.decode_pieces(list(pieces)).replace(WORD_START, " ").strip(" ")
 
     def to_bytes(self) -> bytes:
         return self.model

@@ -27,10 +27,10 @@ from lamina.tasks.base import Task
 _LIMITS = ("max_source_positions", "max_target_positions", "max_positions")
 
 
-def criterion_of(config: TrainConfig, task: Task, dtype: torch.dtype, device: torch.device,
+def criterion_of(config: TrainConfig, own: Criterion, task: Task, dtype: torch.dtype, device: torch.device,
                  note: Callable[[str], object]) -> Criterion:
-    """What a run minimises: its criterion, and besides it the distance from a teacher where there is one."""
-    own, options = config.optimization.criterion, config.distillation
+    """What a run minimises: its own criterion, and besides it the distance from a teacher where there is one."""
+    options = config.distillation
     return own if options.teacher is None else Distilled(own, open_teacher(config, task, dtype, device, note), options)
 
 

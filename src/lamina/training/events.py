@@ -64,7 +64,7 @@ class Event:
 
     def stop(self, reason: str = "") -> None:
         """End the run as if its last update was reached: with a validation and a checkpoint."""
-        self.on_stop(reason or "a callback")
+        self.on_stop(f"a callback asked for it{reason and ': '}{reason}")
 
 
 Callback = Callable[[Event], object]

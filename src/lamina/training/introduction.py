@@ -15,7 +15,7 @@ def introduce(run: Run) -> None:
     more = f"; {num_left_out} more are left out, too long" if num_left_out else ""
     note(f"{feed.corpus.name}: {len(feed.corpus) - num_left_out} {feed.corpus.unit} in {len(feed.plan(epoch))} batches, "
          f"{100 * feed.padding_share(epoch):.1f} % padding{more}")
-    note(f"model {config.arch}, criterion {config.optimization.criterion.name}, device {run.ranks.device}, "
+    note(f"model {config.arch}, criterion {run.validator.criterion.name}, device {run.ranks.device}, "
          f"{str(run.dtype).removeprefix('torch.')}")
     num_params = sum(parameter.numel() for parameter in run.model.parameters())
     note(f"num. model params: {num_params} (num. trained: {num_params})")

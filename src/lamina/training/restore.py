@@ -116,8 +116,12 @@ def describe_fresh_start(saving: SavingConfig) -> str:
 
 
 def find_restore_file(saving: SavingConfig) -> Path | None:
-    """In the save folder, or where the path says; None means a fresh start."""
-    places = (Path(saving.save_dir, saving.restore_file), Path(saving.restore_file))
+    """In the save folder, or where the path says; None means a fresh start. The default is no path: another run's file of that
+    name may lie in the current folder.
+    """
+    places = [Path(saving.save_dir, saving.restore_file)]
+    if saving.restore_file != DEFAULT_RESTORE_FILE:
+        places.append(Path(saving.restore_file))
     return next((path for path in places if path.is_file() or is_exported(path)), None)
 
 

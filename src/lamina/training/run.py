@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from lamina.distributed.replicated import ReplicatedWeights
 from lamina.distributed.weights import FlatWeights
 from lamina.fields import flatten
 from lamina.nn.stack import stacks_of
-from lamina.parts.contracts import Beginning, Curve, Rates, TrackedRun, ValidatedCurve
+from lamina.parts.contracts import Beginning, Criterion, Curve, Rates, TrackedRun, ValidatedCurve
 from lamina.tasks.base import Task
 from lamina.training.checks import Checks
 from lamina.training.compute_type import compute_type
@@ -29,6 +29,7 @@ from lamina.training.divergence import DivergenceWatch
 from lamina.training.events import Callback
 from lamina.training.feeds import Feeds
 from lamina.training.freezing import freeze_
+from lamina.training.function_loss import MARK, FunctionLoss, criterion_in_force
 from lamina.training.keeper import Keeper
 from lamina.training.layer_drop import LayerDrop
 from lamina.training.measure import VALIDATED, forget_other_scores_, measure_of, size_of
@@ -90,8 +91,12 @@ def _layer_drop(config: TrainConfig) -> LayerDrop | None:
     return LayerDrop(config.model, config.seed, is_by_batch=draws == BY_BATCH)
 
 
-def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Callback] = ()) -> Run:
-    """From the configuration and, where there is one, the checkpoint to resume from or to begin with."""
+def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Callback] = (),
+             function: FunctionLoss | None = None) -> Run:
+    """From the configuration and, where there is one, the checkpoint to resume from or to begin with.
+
+    `function` takes the place of the configuration's criterion.
+    """
     reporter = Reporter(config.log, ranks, config.optimization, callbacks)
     for tracker in config.log.chosen_trackers:
         check_package(tracker)  # on all ranks: an error that all have is told once
@@ -103,12 +108,13 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
     # A pruned checkpoint decides how deep the model is; from here on this is the configuration, also on disk.
     config = pruned_config(config, None if start is None else start.checkpoint, reporter.note)
     config = settled(config, start, reporter.note, is_packed=is_packed)
+    criterion = criterion_in_force(config, function, start, reporter.note)
     schedule = _schedule(config)
     task = _open_task(config, ranks, reporter)
     feeds = Feeds(task, config, ranks.device, reporter.note, is_packed=is_packed)
     keeper = Keeper(config.saving, reporter.note, run_to_be(start, config.saving))
     model = _model(config, task, ranks, start, feeds, keeper, reporter)
-    updater = _updater(config, task, model, dtype, ranks, keeper, reporter)
+    updater = _updater(config, task, model, dtype, ranks, keeper, reporter, criterion)
     progress = Progress()
     if start is not None and start.is_resumed:
         progress = restore_training(start, updater, config, reporter.note)
@@ -117,12 +123,13 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
     check_same_start(progress, ranks)
     find_place_(progress, feeds, reporter.note)
     watch = DivergenceWatch(progress, config.precision, updater.weights.names, ranks.device, dtype, reporter)
-    _open_validation(config, task, feeds, progress, reporter)
+    _open_validation(config, task, feeds, progress, reporter, criterion)
     log = _open_log(config, start, progress, keeper, model, ranks, reporter)
     rules = StoppingRules(config, schedule, progress)
-    validator = Validator(config, task, model, updater.weights, feeds, progress, ranks, reporter)
+    validator = Validator(config, task, model, updater.weights, feeds, progress, ranks, reporter, criterion)
+    marks = {} if start is None else marks_of(start.checkpoint)
     saver = Saver(config, task, updater, feeds, progress, keeper, watch, ranks, reporter,
-                  {} if start is None else marks_of(start.checkpoint))
+                  marks if function is None else marks | {MARK: function.called})
     return Run(config=config, ranks=ranks, dtype=dtype, task=task, model=model, feeds=feeds,
                layer_drop=_layer_drop(config),
                schedule=schedule, updater=updater, progress=progress, rules=rules, validator=validator, saver=saver,
@@ -170,12 +177,15 @@ def _model(config: TrainConfig, task: Task, ranks: Ranks, start: StartingPoint |
 
 
 def _updater(config: TrainConfig, task: Task, model: Any, dtype: torch.dtype, ranks: Ranks, keeper: Keeper,
-             reporter: Reporter) -> Updater:
+             reporter: Reporter, criterion: Criterion) -> Updater:
     # Each rank has a memory of its own to run out of.
     tell = reporter.note if ranks.is_first else lambda text: console.notice(f"rank {ranks.rank}: {text}")
     weights = _weights(config, model, dtype, ranks, reporter)
-    updater = Updater(model, config.optimization, config.precision, dtype, ranks, weights, tell, reporter.skip_time,
-                      criterion_of(config, task, dtype, ranks.device, tell))
+    precision = config.precision
+    if isinstance(criterion, FunctionLoss):  # it may ask the device whatever it likes
+        precision = replace(precision, cuda_graphs=False)
+    updater = Updater(model, config.optimization, precision, dtype, ranks, weights, tell, reporter.skip_time,
+                      criterion_of(config, criterion, task, dtype, ranks.device, tell))
     updater.before_step = keeper.before_change
     return updater
 
@@ -209,10 +219,14 @@ def _open_log(config: TrainConfig, start: StartingPoint | None, progress: Progre
     return log
 
 
-def _open_validation(config: TrainConfig, task: Task, feeds: Feeds, progress: Progress, reporter: Reporter) -> None:
+def _open_validation(config: TrainConfig, task: Task, feeds: Feeds, progress: Progress, reporter: Reporter,
+                     criterion: Criterion) -> None:
     """Now, not hours later: what it lacks is an error."""
     for line in task.describe_figures(config.validation):
         reporter.note(line)
     if feeds.valid:
         deciding = next(iter(feeds.valid.values()))
-        forget_other_scores_(progress, measure_of(flatten(config)) | {VALIDATED: size_of(deciding)}, reporter.note)
+        measure = measure_of(flatten(config)) | {VALIDATED: size_of(deciding)}
+        if isinstance(criterion, FunctionLoss) and "criterion" in measure:
+            measure["criterion"] = criterion.name
+        forget_other_scores_(progress, measure, reporter.note)

@@ -9,6 +9,7 @@ from lamina.distributed.signals import StopWish
 from lamina.errors import AlreadyToldError, StopSignal
 from lamina.training.keeper import LAST_NAME
 from lamina.training.run import Run
+from lamina.training.stopping_rules import ASKED
 
 
 def heed(run: Run, wish: StopWish, *, is_check_next: bool = False) -> bool:
@@ -19,7 +20,7 @@ def heed(run: Run, wish: StopWish, *, is_check_next: bool = False) -> bool:
     asked = run.reporter.listeners.stop_wish
     stops, saves, asks = run.ranks.sum(int(wish.signal is not None), int(wish.take_save()), int(bool(asked)))
     if asks:
-        run.rules.asked = asked or "a callback"
+        run.rules.asked = asked or ASKED
     if saves and not stops:
         run.saver.save_now(is_check_next=is_check_next)
     return stops > 0

@@ -7,6 +7,8 @@ from lamina.distributed.ranks import Ranks
 from lamina.parts.contracts import Curve
 from lamina.training.progress import Progress
 
+ASKED = "a callback asked for it"
+
 
 class StoppingRules:
     def __init__(self, config: TrainConfig, schedule: Curve, progress: Progress) -> None:
@@ -19,7 +21,7 @@ class StoppingRules:
         """The reason to stop before the next update, or nothing."""
         optimization, progress = self.config.optimization, self.progress
         if self.asked:
-            return f"{self.asked} asked for it"
+            return self.asked
         if reason := self.config.model.init.why_stop():
             return reason
         if optimization.max_epoch and progress.epoch > optimization.max_epoch:
@@ -37,7 +39,7 @@ class StoppingRules:
         """A wish of a callback, which only the first rank knows of; all call this together."""
         (wishes,) = ranks.sum(int(bool(wish)))
         if wishes:
-            self.asked = wish or "a callback"
+            self.asked = wish or ASKED
 
     def _is_rate_at_floor(self) -> bool:
         """Only a rate that falls counts: warm-up begins below every floor."""

@@ -9,6 +9,7 @@ from typing import Any
 from lamina.config.train_options import TrainConfig
 from lamina.distributed.ranks import Ranks
 from lamina.distributed.weights import FlatWeights
+from lamina.parts.contracts import Criterion
 from lamina.tasks.base import Task
 from lamina.training.feeds import Feeds
 from lamina.training.progress import Progress
@@ -18,7 +19,7 @@ from lamina.training.validate import validation_loss
 
 class Validator:
     def __init__(self, config: TrainConfig, task: Task, model: Any, weights: FlatWeights, feeds: Feeds, progress: Progress,
-                 ranks: Ranks, reporter: Reporter) -> None:
+                 ranks: Ranks, reporter: Reporter, criterion: Criterion) -> None:
         self.config = config
         self.task = task
         self.model = model
@@ -27,6 +28,7 @@ class Validator:
         self.progress = progress
         self.ranks = ranks
         self.reporter = reporter
+        self.criterion = criterion  # without a teacher, should there be one
 
     def figures(self, epoch: int) -> dict[str, float]:
         """Of the first validation set; those of the others are shown."""
@@ -34,7 +36,7 @@ class Validator:
         for split, feed in self.feeds.valid.items():
             batches = partial(feed.batches, rank=self.ranks.rank, size=self.ranks.size)
             with self.weights.whole():
-                figures = validation_loss(self.model, batches(), self.config.optimization.criterion, ranks=self.ranks)
+                figures = validation_loss(self.model, batches(), self.criterion, ranks=self.ranks)
                 figures |= self.task.figures(self.model, batches(), validation, self.reporter.note, self.ranks.gather)
             shown = figures
             if not first:

@@ -52,7 +52,7 @@ export class Words {
     this.active = number
     this.spans[number]?.classList.add("active")
     this.mark(this.source.value === this.sourceText ? this.alignment[number] || [] : [])
-    const said = number < 0 ? "" : `${this.spans[number].textContent} from ${this.sourcesOf(number).join(" ") || "nothing"}`
+    const said = number < 0 ? "" : `“${this.spans[number].textContent}” looks at “${this.sourcesOf(number).join(" ")}”`
     this.target.dispatchEvent(new CustomEvent("word", { detail: said }))
   }
 

@@ -1,0 +1,86 @@
+"""generation_config.json: what a model's texts must obey, as rules that it brings, and what a person may ask for, as flags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lamina.config.model import MannersConfig
+from lamina.errors import CheckpointError
+from lamina.interop.huggingface_folder import read_described
+from lamina.interop.huggingface_ids import IdPlan
+
+GENERATION_NAME = "generation_config.json"
+# What changes the texts and has no counterpart here: anything but these values is refused by name.
+_ONLY_WITH: dict[str, tuple[Any, ...]] = {
+    "repetition_penalty": (None, 1, 1.0), "encoder_repetition_penalty": (None, 1, 1.0),
+    "encoder_no_repeat_ngram_size": (None, 0), "sequence_bias": (None,), "guidance_scale": (None, 1, 1.0),
+    "exponential_decay_length_penalty": (None,), "begin_suppress_tokens": (None, []), "num_beam_groups": (None, 1),
+    "diversity_penalty": (None, 0, 0.0), "penalty_alpha": (None, 0, 0.0), "min_p": (None,), "top_h": (None,),
+    "typical_p": (None, 1, 1.0), "epsilon_cutoff": (None, 0, 0.0), "eta_cutoff": (None, 0, 0.0), "constraints": (None,),
+    "force_words_ids": (None,), "stop_strings": (None,), "max_time": (None,), "watermarking_config": (None,),
+    "token_healing": (None, False), "dola_layers": (None,), "forced_decoder_ids": (None,), "min_new_tokens": (None, 0),
+}
+
+
+def generation_settings(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the file, or where there is none of config.json, as older folders have them."""
+    settings = read_described(folder, GENERATION_NAME, is_needed=False) or dict(config)
+    name = GENERATION_NAME if (folder / GENERATION_NAME).exists() else "config.json"
+    refused = [f"{key}={settings[key]!r}"[:60] for key, accepted in _ONLY_WITH.items() if settings.get(key) not in accepted]
+    if refused:
+        raise CheckpointError(f"{folder / name} asks for {', '.join(refused)}, which Lamina's search does not have. Remove it "
+                              "from the file to use the model without it.")
+    return settings
+
+
+def manners_of(settings: Mapping[str, Any], plan: IdPlan, first: int | None) -> MannersConfig:
+    """`first`: our id of the token that texts begin with, where the chosen language says so."""
+    bad = settings.get("bad_words_ids") or []
+    if not all(isinstance(word, list) and len(word) == 1 for word in bad):
+        raise CheckpointError("its bad_words_ids holds phrases of several tokens. Remove them from the file, and give the "
+                              "phrases with --forbidden-words.")
+    forbidden = [*(word[0] for word in bad), *(settings.get("suppress_tokens") or [])]
+    ours = sorted({plan.ours(token, "one of its bad_words_ids or suppress_tokens") for token in forbidden
+                   if token != settings.get("eos_token_id")})
+    forced = settings.get("forced_bos_token_id")
+    if first is None and forced is not None:
+        first = plan.ours(forced, "its forced_bos_token_id")
+    return MannersConfig(forbidden=tuple(ours), first=() if first is None else (first,), frees_forced=True,
+                         renormalizes=bool(settings.get("renormalize_logits")))
+
+
+def tell_flags(settings: Mapping[str, Any], notice: Callable[[str], object]) -> None:
+    """Settings that are a person's to choose: here the flags decide."""
+    flags = _search_flags(settings)
+    if flags:
+        notice(f"{GENERATION_NAME} asks for a search that these flags give: {' '.join(flags)}")
+
+
+def _search_flags(settings: Mapping[str, Any]) -> list[str]:
+    found = []
+    if (beams := settings.get("num_beams")) is not None:
+        found.append(f"--beam {beams}")
+    if settings.get("length_penalty") not in (None, 1, 1.0):
+        found.append(f"--lenpen {settings['length_penalty']:g}")
+    if isinstance(longest := settings.get("max_length"), int):
+        # What is read first counts there, and </s> where it is forced.
+        found.append(f"--max-len-b {max(1, longest - (1 if settings.get('forced_eos_token_id') is None else 2))}")
+    elif isinstance(longest := settings.get("max_new_tokens"), int):
+        found.append(f"--max-len-b {max(1, longest - (settings.get('forced_eos_token_id') is not None))}")
+    shortest = settings.get("min_length") or 0
+    # Lamina's default is 1, theirs 0; what is read first counts there.
+    if beams is not None or shortest:
+        found.append(f"--min-len {max(0, shortest - 1)}")
+    if size := settings.get("no_repeat_ngram_size"):
+        found.append(f"--no-repeat-ngram-size {size}")
+    if settings.get("do_sample"):
+        found.append("--sampling")
+        if settings.get("temperature") not in (None, 1, 1.0):
+            found.append(f"--temperature {settings['temperature']:g}")
+        if settings.get("top_p") not in (None, 1, 1.0):
+            found.append(f"--sampling-topp {settings['top_p']:g}")
+        elif settings.get("top_k"):
+            found.append(f"--sampling-topk {settings['top_k']}")
+    return found
