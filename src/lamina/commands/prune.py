@@ -167,8 +167,8 @@ def _healing(config: PruneConfig, checkpoint: Checkpoint, small: Checkpoint, out
     """What heals the cut model; what cannot be is refused now, with nothing written."""
     from lamina.checkpoint.format import load_checkpoint, save_checkpoint
     from lamina.checkpoint.marks import marks_of
-    from lamina.commands.train import run as train
     from lamina.pruning.heal import CUT_NAME, check_folder, heal_config, heal_folder
+    from lamina.training.start_training import start_training
 
     folder = heal_folder(output)
     check_folder(folder, small)
@@ -177,7 +177,7 @@ def _healing(config: PruneConfig, checkpoint: Checkpoint, small: Checkpoint, out
     def heal() -> Checkpoint:
         folder.mkdir(parents=True, exist_ok=True)
         save_checkpoint(folder / CUT_NAME, small)
-        train(training)
+        start_training(training)
         healed = load_checkpoint(folder / "checkpoint_best.pt")
         return replace(healed, training={**marks_of(healed), "pruned": Path(config.checkpoint).name,
                                          "healed": config.heal.updates})

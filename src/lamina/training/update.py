@@ -87,7 +87,9 @@ class Updater:
         passes = list(passes_of(batches, seed, draws, total, self.ranks))
         done = self.memory.fit(passes, self.accumulate_, self.weights)
         self.weights.sum_grad_(self.active_in_any)
-        num_tokens, num_sentences = self.ranks.sum(*_counts(done))
+        counted = [one.batch for one in done if not one.is_filler]
+        num_tokens, num_sentences = self.ranks.sum(sum(batch.num_target_tokens for batch in counted),
+                                                   sum(batch.num_sentences for batch in counted))
         self.ranks.sum_(self.sums)
         # A masked batch of very short sentences may have nothing to guess.
         self.share.fill_(1.0 / max(num_sentences if self.optimization.sentence_avg else num_tokens, 1))
@@ -125,9 +127,11 @@ class Updater:
         norms = self.weights.grad_norms() * (self.share / scale_used).float()
         norm = norms.norm()
         ok = norm.isfinite()
+        clip_norm = self.optimization.clip_norm
+        clip = (clip_norm / (norm + CLIP_EPSILON)).clamp(max=1.0) if clip_norm else torch.ones_like(norm)
         is_compiled = self._captured is not None and self._captured.is_compiled
         move_ = self._compiled_move_ if is_compiled else self._move_
-        move_((self._clip_factor(norm) * self.share / scale_used).float(), ok)
+        move_((clip * self.share / scale_used).float(), ok)
         self.scale.update_(ok)
         return torch.cat([self.sums, torch.stack([norm, scale_used, ok.float()]), norms])
 
@@ -137,11 +141,6 @@ class Updater:
         # None where the host can see for free that all is well, which spares the optimizer its masks.
         self.optimizer.step_(grad, self.lr, None if ok.device.type == "cpu" and bool(ok) else ok)
         self.weights.publish_()
-
-    def _clip_factor(self, norm: Tensor) -> Tensor:
-        if not self.optimization.clip_norm:
-            return torch.ones_like(norm)
-        return (self.optimization.clip_norm / (norm + CLIP_EPSILON)).clamp(max=1.0)
 
     def _result(self, numbers: Tensor, num_tokens: int, num_sentences: int) -> UpdateResult:
         arrival = None
@@ -161,12 +160,6 @@ class Updater:
             note(f"updates are eager, not captured (--cuda-graphs): {reason}")
             return None
         return CapturedPasses(self.model, self.weights, self.forward_backward, note, skip_time, is_compiled=precision.compiles)
-
-
-def _counts(passes: Iterable[Pass]) -> tuple[int, int]:
-    """Target tokens and sentences."""
-    counted = [one.batch for one in passes if not one.is_filler]
-    return sum(batch.num_target_tokens for batch in counted), sum(batch.num_sentences for batch in counted)
 
 
 def why_eager(weights: FlatWeights, dtype: torch.dtype, precision: PrecisionConfig) -> str | None:
