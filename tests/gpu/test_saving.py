@@ -27,20 +27,23 @@ def test_a_copy_is_of_the_state_as_it_was_and_the_host_does_not_wait_for_it():
     flat = torch.ones(SIZE, device="cuda")
     copier = HostCopier()
     copier.give_back(copier.copy(state(flat)))  # pins the memory
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    copy = copier.copy(state(flat))
-    copier.before_change()
-    flat.fill_(2.0)  # the next step
-    seconds = time.perf_counter() - started
-    copy.wait()
-    assert copy.buffers[0].is_pinned()
-    assert all((tensor == 1.0).all() for tensor in copy.checkpoint.weights.values())
-    whole = time.perf_counter() - started
-    assert seconds < 0.005
-    assert seconds < whole / 2
-    torch.cuda.synchronize()
-    assert (flat == 2.0).all()
+    shares = []
+    for _ in range(5):  # other work on the machine may stop the host at any time, but hardly at all times
+        flat.fill_(1.0)
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        copy = copier.copy(state(flat))
+        copier.before_change()
+        flat.fill_(2.0)  # the next step
+        seconds = time.perf_counter() - started
+        copy.wait()
+        shares.append(seconds / (time.perf_counter() - started))
+        assert copy.buffers[0].is_pinned()
+        assert all((tensor == 1.0).all() for tensor in copy.checkpoint.weights.values())
+        torch.cuda.synchronize()
+        assert (flat == 2.0).all()
+        copier.give_back(copy)
+    assert min(shares) < 0.5
 
 
 def test_passes_over_the_state_do_not_wait_for_its_copy():
@@ -76,8 +79,9 @@ def test_checkpoints_in_the_background_are_those_of_training_that_waits(tmp_path
     flags = ["train", str(data), *TINY_FLAGS, "--dropout", "0.2", "--bf16", "--save-interval-updates", "1", "--max-epoch", "3"]
     for name, how in (("waits", ["--no-async-save"]), ("background", [])):
         assert main([*flags, "--save-dir", str(tmp_path / name), *how]) == 0
-    names = sorted(path.name for path in (tmp_path / "waits").iterdir())
-    assert names == sorted(path.name for path in (tmp_path / "background").iterdir())
+    names = sorted(path.name for path in (tmp_path / "waits").glob("*.pt"))
+    assert len(names) > 3
+    assert names == sorted(path.name for path in (tmp_path / "background").glob("*.pt"))
     for name in names:
         one, other = (load_checkpoint(tmp_path / folder / name) for folder in ("waits", "background"))
         assert one.training["progress"]["updates"] == other.training["progress"]["updates"]
