@@ -130,6 +130,10 @@ def test_the_readme_runs_from_text_to_a_score(tmp_path, monkeypatch, capsys):
     assert "| test BLEU" in output
     assert re.search(r"valid on 'valid' subset \| .*\| bleu \d", output)
     assert re.search(r"Generate test with beam=2: BLEU4 = [\d.]+, ", output)
+    for name in ("README.md", "docs/index.md"):
+        (block,) = fenced(read(ROOT / name), "python")
+        exec(compile(block, name, "exec"), {})
+        assert capsys.readouterr().out.strip(), name
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: f"{path.parent.name}/{path.name}")

@@ -44,7 +44,7 @@ def draw_by_depth(groups: Mapping[tuple[str, str], list[Row]], name: str, label:
             is_apart = rule.startswith("+")
             drawn.setdefault(words.label(key), panel.errorbar(
                 [depth for depth, _ in points], [statistics.fmean(own) for _, own in points],
-                yerr=[statistics.stdev(own) if len(own) > 1 else 0.0 for _, own in points], capsize=2, markersize=4,
+                yerr=_spread(points), capsize=2, markersize=4,
                 color=COLOURS[number % len(COLOURS)], marker=MARKERS[number % len(MARKERS)], linewidth=1.2,
                 fillstyle="none" if is_apart else "full", linestyle="none" if is_apart else LINE_STYLES[0]))
             if is_apart:
@@ -60,6 +60,13 @@ def draw_by_depth(groups: Mapping[tuple[str, str], list[Row]], name: str, label:
     figure.supxlabel("layers, encoder and decoder together" if _has_two_stacks(groups) else "layers", fontsize=8)
     figure.legend(drawn.values(), drawn.keys(), frameon=False, loc="outside center right")
     return figure
+
+
+def _spread(points: list[tuple[int, list[float]]]) -> list[float] | None:
+    """Over seeds; one seed has no bars."""
+    if all(len(own) < 2 for _, own in points):
+        return None
+    return [statistics.stdev(own) if len(own) > 1 else 0.0 for _, own in points]
 
 
 def _lines(groups: Mapping[tuple[str, str], list[Row]], name: str) -> dict[tuple[str, str], list[tuple[int, list[float]]]]:

@@ -25,7 +25,7 @@ Curve = tuple[str, int, list[tuple[int, float]]]
 # Known of every training run, and drawn as curves instead.
 OF_TRAINING = ("updates", "train loss", "tokens/s", "GiB", "valid loss", "best valid loss")
 LOSS = "best valid loss"
-LABELS_OF_FIGURES = {LOSS: "best validation loss, bits per token"}
+LABELS_OF_FIGURES = {LOSS: "best validation loss, bits per token", "valid word ppl": "validation perplexity per word"}
 
 
 def draw_recipes(rows: Sequence[Row], runs: Path, folder: Path) -> list[Path]:
@@ -176,7 +176,8 @@ def _draw_curves(path: Path, panels: dict[str, list[Curve]], words: FigureWords)
             for variant, _, points in curves:
                 number = variants.index(variant)
                 (lines[variant],) = panel.plot(*zip(*points, strict=True), color=COLOURS[number % len(COLOURS)], linewidth=1.2,
-                                               linestyle=LINE_STYLES[number // len(COLOURS) % len(LINE_STYLES)])
+                                               # Curves that coincide show through each other's gaps.
+                                               linestyle=LINE_STYLES[number % len(LINE_STYLES)])
             panel.set(title=words.label(title) if title else "", xlabel="updates")
             panel.sharey(drawn[0])
         drawn[0].set_ylabel("validation loss, bits per token")
