@@ -602,10 +602,10 @@ def _limit_files(first: int, last: int, limit: int) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     real = Keeper._write
 
-    def write(keeper: Keeper, checkpoint: Checkpoint, *arguments: object) -> None:
+    def write(keeper: Keeper, checkpoint: Checkpoint, *arguments: object) -> object:
         soft = limit if first <= checkpoint.training["progress"]["updates"] < last else resource.RLIM_INFINITY
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
-        real(keeper, checkpoint, *arguments)  # type: ignore[arg-type]
+        return real(keeper, checkpoint, *arguments)  # type: ignore[arg-type]
 
     Keeper._write = write  # type: ignore[method-assign, assignment]
 

@@ -20,7 +20,8 @@ from lamina.recipes.sources import read_place
 NO_PATHS = {"arch", "source-lang", "target-lang", "train-subset", "valid-subset", "gen-subset", "f1-label", "metric",
             "classification-head-name", "encoder-layers-to-keep", "decoder-layers-to-keep", "eval-bleu-remove-bpe",
             "remove-bpe", "model-overrides", "rouge-separator", "sentence", "target", "split",
-            "wandb-project", "mlflow-experiment", "trackio-project"}
+            "wandb-project", "mlflow-experiment", "trackio-project", "encoder-reads", "decoder-reads", "layerdrop-schedule",
+            "freeze"}
 COMMANDS_OF_RECIPES = ("preprocess", "train", "average", "prune", "score", "interactive", "eval-lm", "analyze fusion",
                        "analyze depth")
 

@@ -15,6 +15,7 @@ from lamina.errors import ConfigError, DataError
 from lamina.nn.attention import SelfAttention
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.layout import AnyLayout
+from lamina.nn.mixing import Lower
 from lamina.nn.residual import OmegaAdd
 from lamina.nn.stack import stacks_of
 
@@ -102,8 +103,8 @@ def _watching(model: nn.Module, *, counts_pads: bool) -> Iterator[dict[str, list
 
 
 def _causal_among_tokens(attention: SelfAttention, is_token: Callable[[], Tensor]) -> Callable[..., Tensor]:
-    def causal(x: Tensor, _: AnyLayout) -> Tensor:
-        query, key, value = map(attention.split, attention.in_proj(x).chunk(3, dim=2))
+    def causal(x: Tensor, _: AnyLayout, lower: Lower | None = None) -> Tensor:
+        query, key, value = map(attention.split, attention.project(x, lower).chunk(3, dim=2))
         is_past = torch.ones(x.size(1), x.size(1), dtype=torch.bool, device=x.device).tril()
         return attention.attend(query, key, value, may_attend=is_past & is_token()[:, None, None, :])
     return causal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,8 +54,8 @@ def training_rows(log: Path) -> Iterator[dict[str, Any]]:
             row = json.loads(line)
         except ValueError:  # cut short by a kill
             continue
-        if isinstance(row, dict):
-            yield row
+        if isinstance(row, dict):  # JSON has no NaN: what is not finite is null
+            yield {name: math.nan if value is None else value for name, value in row.items()}
 
 
 def training_figures(log: Path) -> dict[str, float]:
