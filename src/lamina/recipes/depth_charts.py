@@ -95,7 +95,7 @@ def _depth_of(cut: str, whole: tuple[int, ...]) -> Depth:
 
 def _stacks(train: str) -> tuple[int, ...]:
     """The depths of the model that was trained, of its command."""
-    return tuple(map(int, re.findall(r"--(?:encoder|decoder)-layers=(\d+)", train)))
+    return tuple(map(int, re.findall(r"--(?:encoder|decoder)-layers[= ](\d+)", train)))
 
 
 def _has_two_stacks(groups: Mapping[tuple[str, str], list[Row]]) -> bool:
