@@ -1,6 +1,7 @@
 """`lamina analyze depth`, in-process."""
 
 import csv
+import json
 import re
 
 import pytest
@@ -37,7 +38,8 @@ def check_page(folder, *words):
 
 
 def test_a_configuration(tmp_path, capsys):
-    assert main(["analyze", "depth", *SMALL, *QUICK, "--init-type", "admin", "--out", str(tmp_path / "out")]) == 0
+    assert main(["analyze", "depth", *SMALL, *QUICK, "--init-type", "admin", "--out", str(tmp_path / "out"),
+                 "--json", str(tmp_path / "figures.json")]) == 0
     assert "index.html" in capsys.readouterr().err
     check_page(tmp_path / "out", "3 encoder layers and 2 decoder layers", "--init-type admin", "freshly initialised", "made-up")
     changes = rows(tmp_path / "out", "output_change")
@@ -50,6 +52,9 @@ def test_a_configuration(tmp_path, capsys):
     assert sum(float(row["share"]) for row in shares if row["stack"] == "encoder" and row["sub_layer"] == "6"
                ) == pytest.approx(1.0, abs=1e-4)
     assert len(rows(tmp_path / "out", "activation_variance")) == 3 * (6 + 6)
+    figures = json.loads((tmp_path / "figures.json").read_text())["figures"]
+    assert {name: pytest.approx(value, rel=1e-6) for name, value in figures.items()} == {
+        f"{row['analysis']}: {row['fact']}": float(row["value"]) for row in rows(tmp_path / "out", "summary")}
 
 
 def test_a_checkpoint_on_its_data(trained, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import json
 import re
 
 import pytest
@@ -47,7 +48,8 @@ def table(path):
 
 def test_figures_numbers_and_page(fused, data, tmp_path):
     out = tmp_path / "deep" / "page"
-    assert analyze(fused, data, out, "--sentence", "the $ old <b> boat", "--beam", "2") == 0
+    assert analyze(fused, data, out, "--sentence", "the $ old <b> boat", "--beam", "2", "--json",
+                   str(tmp_path / "figures.json")) == 0
     assert sorted(path.name for path in out.iterdir()) == sorted(
         ["index.html", "summary.csv", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "csv"))])
     page = (out / "index.html").read_text(encoding="utf-8")
@@ -80,6 +82,8 @@ def test_figures_numbers_and_page(fused, data, tmp_path):
     assert list(by_target.values()) == pytest.approx([1.0] * len(by_target), abs=1e-4)
     facts = {row["fact"]: row["value"] for row in table(out / "summary.csv")}
     assert 0.0 < float(facts["mean gate"]) < 1.0
+    figures = json.loads((tmp_path / "figures.json").read_text())["figures"]
+    assert figures["gate: mean gate"] == pytest.approx(float(facts["mean gate"]), rel=1e-6)
 
 
 def test_masked_layers_are_judged_by_any_metric_that_compares_with_references(plain, data, tmp_path, capsys):

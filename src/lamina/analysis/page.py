@@ -74,6 +74,12 @@ def write_page(folder: Path, *, title: str, about: Mapping[str, str], command: s
     return [*written, folder / SUMMARY_NAME, folder / PAGE_NAME]
 
 
+def figures_of(sections: Iterable[Section]) -> dict[str, float]:
+    """The facts that are numbers, as `--json` writes them."""
+    return {f"{section.name}: {name}": value for section in sections for name, value in section.facts.items()
+            if not isinstance(value, str)}
+
+
 def _page(title: str, about: Mapping[str, str], command: str, body: Sequence[str]) -> str:
     return "\n".join((
         "<!DOCTYPE html>", '<html lang="en">', "<head>", '<meta charset="utf-8">',

@@ -15,7 +15,7 @@ from lamina.analysis.depth import (
     sums_of,
 )
 from lamina.analysis.depth_page import Measured, change_section, dependency_section, gradient_section, variance_section
-from lamina.analysis.page import PAGE_NAME, Section, open_folder, write_page
+from lamina.analysis.page import PAGE_NAME, Section, figures_of, open_folder, write_page
 from lamina.analysis.probes import Sum
 from lamina.analysis.samples import first_batch, open_task
 from lamina.config.analyze_options import AnalyzeDepthConfig
@@ -26,6 +26,7 @@ from lamina.errors import ConfigError, DataError
 from lamina.fields import flatten
 from lamina.interop.any_format import load_any
 from lamina.interop.fairseq_file import DictionaryPlaces
+from lamina.metrics.figures_file import write_figures
 from lamina.nn.stack import stacks_of
 from lamina.parts.contracts import TaskKind
 
@@ -51,6 +52,8 @@ def run(config: AnalyzeDepthConfig) -> None:
     title = f"Depth in {config.checkpoint or f'a fresh {config.arch}'}"
     written = write_page(folder, title=title, about=_about(config, subject), sections=sections,
                          command=spelled_out("lamina analyze depth", config))
+    if config.json:
+        write_figures(config.json, figures_of(sections))
     console.notice(f"wrote {len(written)} files to {folder}; open {folder / PAGE_NAME}")
 
 

@@ -13,7 +13,7 @@ from lamina.analysis import fusion_page
 from lamina.analysis.embeddings import aligned_words, similarity, spectrum, token_tables
 from lamina.analysis.fusion_weights import by_frequency, fusion_weights, gates, mixes_hard, source_attention
 from lamina.analysis.hiding import SURFACE, Judge, masks_of, measure_masks
-from lamina.analysis.page import PAGE_NAME, Section, open_folder, write_page
+from lamina.analysis.page import PAGE_NAME, Section, figures_of, open_folder, write_page
 from lamina.api import Translator
 from lamina.api.from_flags import DEFAULT_MAX_TOKENS, open_split
 from lamina.checkpoint.format import Checkpoint
@@ -28,6 +28,7 @@ from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.interop.any_format import load_any
 from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.metrics.bleu import Bleu
+from lamina.metrics.figures_file import write_figures
 from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.tasks.translation import GREEDY
 from lamina.text.pieces import UNKNOWN_WORD_IN_REFERENCE, hide_unknown, warn_of_joiner
@@ -46,6 +47,8 @@ def run(config: AnalyzeFusionConfig) -> None:
                 attention]
     written = write_page(folder, title=f"Layer fusion in {config.checkpoint}", about=_about(config, subject),
                          command=spelled_out("lamina analyze fusion", config), sections=sections)
+    if config.json:
+        write_figures(config.json, figures_of(sections))
     console.notice(f"wrote {len(written)} files to {folder}; open {folder / PAGE_NAME}")
 
 

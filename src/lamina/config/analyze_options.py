@@ -45,6 +45,7 @@ class AnalyzeFusionConfig:
     target: str | None = flag(None, "its translation, likewise; the model's own if left out", metavar="TEXT", needs="sentence")
     seed: int = flag(1, "fixes which pairs of sentences and of embeddings are drawn")
     cpu: bool = flag(False, "stay on the processor even where there is a GPU")
+    json: str | None = flag(None, "write the page's numbers to this file too, unrounded, as one JSON object", metavar="FILE")
     plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
@@ -94,6 +95,7 @@ class AnalyzeDepthConfig:
     arch: str = flag("transformer", "preset that gives a fresh model's defaults", aliases=("-a",), choices=register.arch,
                      metavar="NAME", needs="!checkpoint")
     model: ModelConfig = part(ModelConfig)
+    json: str | None = flag(None, "write the page's numbers to this file too, unrounded, as one JSON object", metavar="FILE")
     plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:
