@@ -61,6 +61,7 @@ class FlagInfo:
     off_aliases: tuple[str, ...] = ()  # of a switch: other names that turn it off, besides --no-NAME
     is_list: bool = False  # a tuple written as several words, --inputs a b c, so that an item may hold a comma
     repeats: bool = False  # a tuple whose flag may be given several times: all of them count
+    chooses: bool = False  # given, it chooses the part that it belongs to, where nothing else does
 
 
 @dataclass(frozen=True)
@@ -242,7 +243,7 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def build(cls: type[T], values: Mapping[str, Any], explicit: Iterable[str] = ()) -> T:
+def build(cls: type[T], values: Mapping[str, Any], explicit: Collection[str] = ()) -> T:
     """The configuration that flat `values` describe; what they leave out takes its default.
 
     `explicit` names the values that a person gave: one that is not at its default and has no effect in this
@@ -263,8 +264,11 @@ def build(cls: type[T], values: Mapping[str, Any], explicit: Iterable[str] = ())
     return config
 
 
-def with_switches_applied(cls: type, values: Mapping[str, Any], explicit: Iterable[str] = ()) -> dict[str, Any]:
-    """{"transparent-attention": True} as {"fusion": "transparent"}; the switches themselves are gone then."""
+def with_switches_applied(cls: type, values: Mapping[str, Any], explicit: Collection[str] = ()) -> dict[str, Any]:
+    """{"transparent-attention": True} as {"fusion": "transparent"}; the switches themselves are gone then.
+
+    {"lora-rank": 8} chooses {"adapter": "lora"} besides.
+    """
     switches = [leaf for leaf in unique_leaves(cls) if leaf.sets]
     rest = {name: value for name, value in values.items() if name not in {leaf.name for leaf in switches}}
     for leaf in switches:
@@ -275,6 +279,10 @@ def with_switches_applied(cls: type, values: Mapping[str, Any], explicit: Iterab
                 raise ConfigError(f"--{leaf.name} means --{selector} {kind}, but --{selector} is {values.get(selector)!r}. "
                                   "Leave one of them out.")
             rest[selector] = kind
+    given = set(explicit) or rest.keys()  # what a preset fills in was not chosen by anybody
+    for leaf in unique_leaves(cls):
+        if leaf.info.chooses and leaf.name in given:
+            rest |= {selector: kind for selector, kind in leaf.chosen_by if selector not in given}
     return rest
 
 

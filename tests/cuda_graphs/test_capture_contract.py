@@ -3,6 +3,8 @@
 In padded rows, since attention over packed ones has kernels of its own on a GPU; tests/gpu captures those.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from lamina.cuda_graphs.capture_contract import CaptureContractError, NoQuestions
@@ -10,8 +12,9 @@ from lamina.errors import ConfigError
 from lamina.nn.compiling import replaced
 from lamina.nn.stack import ALL_LAYERS
 from lamina.parts.criteria import LabelSmoothedCrossEntropy
+from lamina.parts.lora import Lora
 from lamina.registry import register
-from tiny import FUSIONS, batch_of, tiny_model
+from tiny import FUSIONS, batch_of, tiny_config, tiny_model
 
 
 def taken(part, *, is_pre_norm):
@@ -33,6 +36,14 @@ def test_all_parts_keep_the_contract(name):
     with NoQuestions():
         LabelSmoothedCrossEntropy(smoothing=0.1).loss(model, batch, ALL_LAYERS, is_compiled=False).loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_lora_keeps_the_contract():
+    config = replace(tiny_config(num_layers=2, dropout_p=0.2), adapter=Lora(lora_rank=2, lora_matrices=("q", "v", "fc1")))
+    model, batch = tiny_model(config).train(), batch_of(slice(0, 8))
+    with NoQuestions():
+        LabelSmoothedCrossEntropy(smoothing=0.1).loss(model, batch, ALL_LAYERS, is_compiled=False).loss.backward()
+    assert all((parameter.grad is not None) == config.adapter.owns(name) for name, parameter in model.named_parameters())
 
 
 BREACHES = {

@@ -56,3 +56,20 @@ def test_captured_updates_leave_frozen_weights_alone(base, tmp_path, capsys, fro
             assert is_frozen, name
             assert name not in state
     assert not torch.equal(before.weights["decoder.layers.1.ffn.fc1.weight"], after.weights["decoder.layers.1.ffn.fc1.weight"])
+
+
+@pytest.mark.parametrize("flags", [[], ["--encoder-layerdrop", "0.5", "--decoder-layerdrop", "0.5"],
+                                   ["--lora-dropout", "0.1", "--lora-matrices", "q,v"]], ids=["all", "layerdrop", "q and v"])
+def test_lora_is_captured_and_leaves_the_model_alone(base, tmp_path, capsys, flags):
+    found = []
+    for name, how in (("cpu", ["--cpu"]), ("gpu", ["--bf16"])):
+        assert fine_tune(base, tmp_path / name, "--lora-rank", "4", "--lora-merge", "--lr", "0.02", *flags, *how) == 0
+        out = capsys.readouterr().out
+        assert "is off, since it failed" not in out
+        found.append(losses(out))
+    assert found[1][-1] == pytest.approx(found[0][-1], rel=0.15)
+    before, after = (load_checkpoint(path) for path in (base[1], tmp_path / "gpu" / "checkpoint_last.pt"))
+    adapter = after.model_config().adapter
+    assert all(torch.equal(weight, after.weights[name]) for name, weight in before.weights.items())
+    assert all(weight.ne(0).any() for name, weight in after.weights.items() if adapter.owns(name))
+    assert load_checkpoint(tmp_path / "gpu" / "checkpoint_best.pt").weights.keys() == before.weights.keys()

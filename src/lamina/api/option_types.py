@@ -173,6 +173,12 @@ class TrainOptions(TypedDict, total=False):
     lns_encoder_layers: int | Sequence[int] | str
     log_format: str | None
     log_interval: int
+    lora_alpha: float
+    lora_dropout: float
+    lora_matrices: str | Sequence[str]
+    lora_merge: bool
+    lora_rank: int
+    lora_train_also: str | Sequence[str]
     lr: float | Sequence[float] | str
     lr_patience: int
     lr_period_updates: int

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
 from lamina.checkpoint.marks import marks_of
+from lamina.checkpoint.merging import merged_if_it_can
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError
 from lamina.fields import flatten
@@ -193,6 +194,7 @@ def fold(config: ModelConfig, weights: Mapping[str, Tensor]) -> tuple[ModelConfi
 
 def fold_checkpoint(checkpoint: Checkpoint) -> Checkpoint:
     """With the folded configuration and weights; what resuming needs belongs to the model as it was, and stays behind."""
+    checkpoint = merged_if_it_can(checkpoint)
     before = checkpoint.model_config()
     config, weights = fold(before, checkpoint.weights)
     old_names = flatten(before).keys() - flatten(config).keys()

@@ -10,7 +10,8 @@ from lamina.fields import flatten, unique_leaves
 
 # What a run may choose anew for weights that were trained otherwise: the model computes with them what it did.
 _FREE = re.compile(r".*dropout|.*layerdrop.*|ta-dropconnect|max-.*positions|.*-embed-path|admin-profile.*|num-classes|"
-                   r"classification-head-name|share-.*")
+                   r"classification-head-name|share-.*|"
+                   r"lora-train-also")
 
 
 def flags_for(stored: ModelConfig, own: ModelConfig, *, is_free_included: bool = False) -> str:

@@ -197,7 +197,9 @@ class SavingConfig:
     has_last: bool = flag(True, "write checkpoint_last.pt, which resuming needs", name="last-checkpoints")
     has_optimizer_state: bool = flag(True, "put the optimizer's state into checkpoints; without it they are a third the "
                                            "size and cannot be resumed exactly", name="save-optimizer-state")
-
+    merges_adapter: bool = flag(False, "write what LoRA has learned as part of the model's own matrices, into all checkpoints "
+                                       "but checkpoint_last.pt, which resuming needs", name="lora-merge",
+                                needs=("save", "lora-rank"))
     is_async: bool = flag(True, "write checkpoints in the background, from a copy in the host's memory; a best or last one "
                                 "that still waits when a newer one comes is replaced by it", name="async-save", needs="save",
                          aliases=("save-async", "write-checkpoints-asynchronously"))

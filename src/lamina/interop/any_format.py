@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lamina.checkpoint.format import Checkpoint, checkpoint_of, read_archive
+from lamina.checkpoint.merging import merge_adapter, merged_if_it_can
 from lamina.errors import CheckpointError, LaminaError
 from lamina.interop.downloads import local_path
 from lamina.interop.exported_folder import read_folder
@@ -24,22 +25,28 @@ def load_any(path: str | Path, device: torch.device | str = "cpu", *, places: Di
              notice: Notice = lambda _: None, is_resumable: bool = True) -> Checkpoint:
     """`places` says where the dictionaries of a foreign checkpoint lie, besides its own folder; `notice` hears remarks.
 
-    One that is not to be resumable is read faster where it is foreign.
+    One that is not to be resumable is read faster where it is foreign, and an adapter is merged into its weights.
     """
     path = local_path(path, notice)
     if path.is_dir():
-        return _from_huggingface(path, places, notice) if is_huggingface(path) else read_folder(path, device)
-    content = read_archive(path, device, READABLE)
-    return checkpoint_of(content, path) if _is_ours(content) else _from_foreign(content, path, places, notice, is_resumable)
+        found = _from_huggingface(path, places, notice) if is_huggingface(path) else read_folder(path, device)
+    else:
+        content = read_archive(path, device, READABLE)
+        found = (checkpoint_of(content, path) if _is_ours(content)
+                 else _from_foreign(content, path, places, notice, is_resumable))
+    return found if is_resumable else merged_if_it_can(found)
 
 
 def load_foreign(path: str | Path, *, places: DictionaryPlaces | None = None, notice: Notice = lambda _: None) -> Checkpoint:
-    """The same, of what is not ours yet."""
+    """The same, of what is not ours yet, or whose adapter is not a part of its weights yet."""
     path = local_path(path, notice)
     if path.is_dir():
-        return _from_huggingface(path, places, notice) if is_huggingface(path) else read_folder(path)
+        return merged_if_it_can(_from_huggingface(path, places, notice) if is_huggingface(path) else read_folder(path))
     content = read_archive(path, allowed=READABLE)
     if _is_ours(content):
+        found = checkpoint_of(content, path)
+        if not found.model_config().adapter.is_plain:
+            return merge_adapter(found)
         raise CheckpointError(f"{path} is a checkpoint of Lamina already: there is nothing to convert.")
     return _from_foreign(content, path, places, notice)
 

@@ -15,6 +15,7 @@ from lamina.parts import (
     keel,
     layernorm_scaling,
     lime,
+    lora,
     mixings,
     model_manners,
     muon,
@@ -66,6 +67,6 @@ __all__ = ["Adapter", "Criterion", "DepthResidual", "Figure", "Fusion", "FusionP
            "MatrixRule", "Metric", "MetricInputs", "Mixing", "Optimizer", "Part", "Positions", "Rates", "Recorder",
            "Residual", "RuleInForce", "RulePlace", "Schedule", "Score", "Stage", "Step", "StepRule", "SubwordLibrary",
            "TaskKind", "TrackedRun", "Tracker", "activations", "adapters", "attention_residuals", "bottom_to_top",
-           "criteria", "denseformer", "encoder_fusion", "keel", "layernorm_scaling", "lime", "mixings", "model_manners",
+           "criteria", "denseformer", "encoder_fusion", "keel", "layernorm_scaling", "lime", "lora", "mixings", "model_manners",
            "muon", "position_kinds", "rate_schedules", "residuals", "search_rules", "subword_libraries", "surface_fusion",
            "text_metrics", "trackers", "update_rules", "value_residual"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -339,6 +339,17 @@ class Adapter(ModelPart):
     option = "adapter"
     topic = "Adapters"
 
+    needs_trained_model: ClassVar[bool] = False  # whether a run with it has to begin with a checkpoint's weights
+    can_merge: ClassVar[bool] = False  # whether `merged` answers
+
     @abstractmethod
     def attach_(self, model: nn.Module) -> None:
         """Change the finished model; weights that should not move lose their `requires_grad`."""
+
+    def owns(self, name: str) -> bool:
+        """Whether the weight of this name is its own: a model without the adapter does not have it."""
+        return False
+
+    def merged(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of a model without the adapter that computes the same, or raise `self.cannot(..)`."""
+        raise self.cannot("be merged")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from lamina.checkpoint.dictionary_change import with_dictionaries
 from lamina.checkpoint.finite import ruined_part
 from lamina.checkpoint.format import Checkpoint, load_weights_
+from lamina.checkpoint.merging import merged_if_it_can
 from lamina.checkpoint.runs import BEFORE_RUNS, is_run, named, new_run
 from lamina.config.differences import flags_for
 from lamina.config.keep import SIDES, KeepConfig
@@ -176,9 +178,14 @@ def restore_weights_(model: nn.Module, checkpoint: Checkpoint, task: Task, path:
     """
     if not is_resumed:
         task.check_origin(checkpoint, path)
+        checkpoint = merged_if_it_can(checkpoint)  # a run of its own has an adapter of its own, or none
         checkpoint = with_dictionaries(checkpoint, model, task.vocabularies, task.subwords, path, note)
     weights = task.starting_weights(model, checkpoint, path)
     stored, own = checkpoint.model_config(), task.model_config
+    if stored.adapter.is_plain and not own.adapter.is_plain:
+        # One that begins beside a model that has none yet.
+        weights = weights | {name: parameter for name, parameter in model.named_parameters() if own.adapter.owns(name)}
+        stored = replace(stored, adapter=own.adapter)
     folded = checkpoint.training.get("folded")
     was = f" was folded (--init-type {folded} before) and" if folded else ""
     needed = flags_for(stored, own, is_free_included=True)

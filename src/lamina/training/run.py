@@ -18,6 +18,7 @@ from lamina.data.verify import verify_splits
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.replicated import ReplicatedWeights
 from lamina.distributed.weights import FlatWeights
+from lamina.errors import ConfigError
 from lamina.fields import flatten
 from lamina.nn.stack import stacks_of
 from lamina.parts.contracts import Beginning, Criterion, Curve, Rates, TrackedRun, ValidatedCurve
@@ -167,6 +168,9 @@ def _model(config: TrainConfig, task: Task, ranks: Ranks, start: StartingPoint |
         restore_weights_(model, start.checkpoint, task, start.path, reporter.note, is_resumed=start.is_resumed)
         if not start.is_resumed:
             reporter.note(f"weights taken from {start.path}")
+    elif config.model.adapter.needs_trained_model:
+        raise ConfigError(f"{config.model.adapter.spelled} trains a little beside a model that is trained already, and this "
+                          "run has none. Name one with --finetune-from-model.")
     elif ranks.is_first:
         # What the residuals want of data, where the weights are new: those of a checkpoint have it behind them.
         config.model.init.begin_(Beginning(model, feeds.first_batches, keeper.folder, config.seed, reporter.note))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lamina.checkpoint.format import Checkpoint
+from lamina.checkpoint.merging import merge_adapter
 from lamina.config.train_options import TrainConfig
 from lamina.distributed.ranks import Ranks
 from lamina.fields import flatten
@@ -51,8 +52,13 @@ class Saver:
             self.reporter.note(f"no checkpoint now: {self.watch.doubt}")
             return
         checkpoint = self.checkpoint(metrics)
-        if self.ranks.is_first:
-            self.keeper.save(checkpoint, names, At(epoch, self.progress.updates))
+        if not self.ranks.is_first:
+            return
+        at = At(epoch, self.progress.updates)
+        if self.config.saving.merges_adapter and (merged := [name for name in names if name != LAST_NAME]):
+            self.keeper.save(merge_adapter(checkpoint), merged, at)
+            names = [name for name in names if name == LAST_NAME]  # which resuming needs as it is
+        self.keeper.save(checkpoint, names, at)
 
     def save_last(self, *, is_check_pending: bool) -> None:
         """checkpoint_last.pt alone, of any moment between two updates."""
