@@ -4,6 +4,7 @@ import { $, Failure, ask, make, milliseconds, sleep } from "./client.js"
 
 const PAUSE_MS = 700 // before every depth is tried: whoever types on is not done
 const MAX_CHARS = 600
+const MOST_KNOWN = 400
 
 export const nameOf = depth => `${depth.encoder}–${depth.decoder}`
 
@@ -14,6 +15,7 @@ export class Depths {
     this.known = new Map() // text and depth to answer
     $("depth").addEventListener("input", () => { this.draw(); changed() })
     $("compare").addEventListener("toggle", () => this.compare(this.request))
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) this.compare(this.request) })
   }
 
   use(pair) {
@@ -64,16 +66,23 @@ export class Depths {
   }
 
   // An answer that the pane has had already.
-  remember(request, place, answer) { this.known.set(this.keyOf(request, place), answer) }
+  remember(request, place, answer) {
+    this.known.set(this.keyOf(request, place), answer)
+    if (this.known.size > MOST_KNOWN) this.known.delete(this.known.keys().next().value)
+  }
+
   recall(request, place) { return this.known.get(this.keyOf(request, place)) }
   keyOf(request, place) { return JSON.stringify([request.q, request.source, request.target, place]) }
 
   async compare(request) {
     this.controller?.abort()
     this.request = request
-    const body = $("ladder").tBodies[0]
-    if (!request || !this.pair || this.pair.depths.length < 2 || !$("compare").open || request.q.length > MAX_CHARS) {
-      body.replaceChildren()
+    const isLong = (request?.q.length || 0) > MAX_CHARS
+    $("compare-note").textContent = isLong ? `Texts of up to ${MAX_CHARS} characters are compared.` : "Type a text to compare."
+    $("compare-note").hidden = Boolean(request) && !isLong
+    $("ladder").hidden = !request || isLong
+    if (!request || isLong || !this.pair || this.pair.depths.length < 2 || !$("compare").open) {
+      $("ladder").tBodies[0].replaceChildren()
       return
     }
     const controller = this.controller = new AbortController()

@@ -25,14 +25,12 @@ export class Inside {
       ...row.map((share, place) => {
         const cell = make("td", { text: Math.round(share * 100), title: `${columns[place]}: ${percent(share)}` })
         cell.style.setProperty("--share", share / most)
-        cell.classList.toggle("strong", share / most > 0.6)
         return cell
       })))
     $("shares").replaceChildren(make("caption", { className: "visually-hidden", text: "Shares in per cent" }),
       make("thead", {}, head), make("tbody", {}, ...rows.reverse()))
   }
 
-  // Of the translation at full depth.
   async look(request) {
     this.controller?.abort()
     clearTimeout(this.timer)
