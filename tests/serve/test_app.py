@@ -77,7 +77,7 @@ def test_masked_models_fill_gaps(live, served_models):
 def test_models_tell_their_shape_and_no_files(live):
     status, _, found = live.ask("/models")
     (pair,) = found["translation"]
-    assert (status, pair["source"], pair["target"], pair["has_layerdrop"], pair["has_gate"]) == (200, "a", "b", True, True)
+    assert (status, pair["source"], pair["target"], pair["has_layerdrop"], pair["surface"]["is_per_word"]) == (200, "a", "b", True, True)
     assert [(stop["encoder"], stop["decoder"]) for stop in pair["depths"]] == [(1, 1), (2, 1), (3, 2)]
     assert [len(row) for row in pair["fusion"]["shares"]] == [len(pair["fusion"]["columns"])] * 2
     assert (found["language"], found["masked"]) == (["lm"], [{"name": "masked", "heads": []}])

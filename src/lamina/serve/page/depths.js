@@ -7,6 +7,7 @@ const MAX_CHARS = 600
 const MOST_KNOWN = 400
 
 export const nameOf = depth => `${depth.encoder}–${depth.decoder}`
+const inWords = ({ encoder, decoder }) => `${encoder} encoder and ${decoder} decoder layer${decoder > 1 ? "s" : ""}`
 
 export class Depths {
   constructor(changed) {
@@ -47,7 +48,7 @@ export class Depths {
 
   draw() {
     const depth = this.pair.depths[this.place]
-    const said = `${depth.encoder} encoder and ${depth.decoder} decoder layers`
+    const said = inWords(depth)
     $("depth-value").textContent = said
     $("depth").setAttribute("aria-valuetext", said)
     for (const side of ["encoder", "decoder"]) {
@@ -115,7 +116,7 @@ export class Depths {
     const rows = this.pair.depths.map((depth, place) => {
       const answer = answers[place]
       const pick = make("button", { text: nameOf(depth), className: "pick", type: "button",
-        "aria-label": `Use ${depth.encoder} encoder and ${depth.decoder} decoder layers` })
+        "aria-label": `Use ${inWords(depth)}` })
       pick.addEventListener("click", () => { $("depth").value = place; this.draw(); this.changed() })
       const bar = make("i")
       bar.style.setProperty("--share", answer ? seconds[place] / most : 0)

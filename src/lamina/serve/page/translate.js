@@ -9,6 +9,7 @@ const DEBOUNCE_MS = 250
 const SLOW_MS = 1500
 const NBEST = 5
 const MOST_TRIES = 5
+const HINT = "The translation appears here. Point at one of its words to see where it comes from."
 
 export class Translate {
   constructor(models) {
@@ -101,7 +102,7 @@ export class Translate {
     if (!text.trim()) {
       this.words.set("", "", [])
       $("target").classList.remove("stale")
-      $("target").replaceChildren(make("span", { className: "hint", text: "The translation appears here." }))
+      $("target").replaceChildren(make("span", { className: "hint", text: HINT }))
       $("copy").hidden = $("more").hidden = true
       this.say("")
       this.depths.compare(null)
