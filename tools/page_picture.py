@@ -3,7 +3,7 @@
     lamina serve lamina-demo/checkpoints/checkpoint_best.pt &
     python tools/page_picture.py http://127.0.0.1:5000 "The doctor read the fourth chapter." docs/figures/serve_page.svg
 
-It is text: a picture of some 20 KB that is sharp at any size and can be compared line by line. It needs playwright and a Chromium.
+It is text: a picture of some 20 KB, sharp at any size, whose changes can be read line by line. Needs playwright and a Chromium.
 """
 
 import argparse
@@ -15,7 +15,8 @@ from typing import Any
 WIDTH = 960
 # What a page holds beside its markup becomes markup: typed text, chosen options, places of sliders, pictures.
 SNAPSHOT = """async () => {
-  const pages = document.body.cloneNode(true), own = s => [...document.querySelectorAll(s)], copied = s => [...pages.querySelectorAll(s)]
+  const body = document.body.cloneNode(true)
+  const own = s => [...document.querySelectorAll(s)], copied = s => [...body.querySelectorAll(s)]
   copied('textarea').forEach((e, n) => { e.textContent = own('textarea')[n].value })
   copied('input').forEach((e, n) => e.setAttribute('value', own('input')[n].value))
   copied('option').forEach((e, n) => e.toggleAttribute('selected', own('option')[n].selected))
@@ -25,9 +26,13 @@ SNAPSHOT = """async () => {
   for (const e of copied('[hidden], script, noscript, .skip, .visually-hidden')) e.remove()
   const rules = [...document.styleSheets].flatMap(sheet => [...sheet.cssRules])
   const isScreen = rule => !(rule instanceof CSSMediaRule) && !/:(focus|hover)/.test(rule.selectorText)
-  return { body: new XMLSerializer().serializeToString(pages), height: Math.ceil(document.querySelector('footer').offsetTop),
+  return { body: new XMLSerializer().serializeToString(body), height: Math.ceil(document.querySelector('footer').offsetTop),
     css: rules.filter(isScreen).map(rule => rule.cssText).join('\\n') }
 }"""
+
+# A gate learned for each word has its words below it, a while after the translation.
+IS_LOOKED_INTO = """!document.querySelector('#surface-note').textContent.endsWith(':')
+  || document.querySelector('#surface-words small')"""
 
 
 def draw(browser: Any, url: str, text: str, *, depth: int | None = None, word: int = 2, theme: str = "light") -> str:
@@ -40,15 +45,15 @@ def draw(browser: Any, url: str, text: str, *, depth: int | None = None, word: i
         if depth is not None:
             page.fill("#depth", str(depth))
         page.wait_for_function("() => [...document.querySelectorAll('#ladder td:last-child')].every(e => e.textContent)")
-        if page.locator("#surface-words").is_visible() and page.evaluate("document.querySelector('#surface-note').textContent.endsWith(':')"):
-            page.wait_for_selector("#surface-words small")
+        page.wait_for_function(f"() => {IS_LOOKED_INTO}")
         page.evaluate("document.activeElement.blur()")
         page.locator("#target .word").nth(word).hover()
         found = page.evaluate(SNAPSHOT)
     finally:
         page.close()
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {found["height"]}" width="{WIDTH}" height="{found["height"]}" '
-            f'data-theme="{theme}">\n<style><![CDATA[\n{found["css"]}\nbody {{ min-height: 0; }}\n]]></style>\n'
+    size = f'viewBox="0 0 {WIDTH} {found["height"]}" width="{WIDTH}" height="{found["height"]}"'
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" {size} data-theme="{theme}">\n'
+            f'<style><![CDATA[\n{found["css"]}\nbody {{ min-height: 0; }}\n]]></style>\n'
             f'<foreignObject width="100%" height="100%">{found["body"]}</foreignObject>\n</svg>\n')
 
 

@@ -106,7 +106,7 @@ def described_pair(pair: Pair) -> dict[str, Any]:
 
 
 def described_surface(models: Sequence[EncoderDecoder]) -> dict[str, Any] | None:
-    """What the softmax reads of the source, and its share of the scores: fixed, learned for each word, or a matter of their size."""
+    """What the softmax reads of the source, and its share of the scores: fixed, learned for each word, or None."""
     head = models[0].head
     if len(models) > 1 or not isinstance(head, SurfaceHead):
         return None
