@@ -19,6 +19,10 @@ CUT = """() => {
   return [...document.querySelectorAll('.md-content *')].filter(e => e.getBoundingClientRect().right > wide + 1 && !scrolls(e))
     .slice(0, 3).map(e => e.tagName + ': ' + e.textContent.slice(0, 60))
 }"""
+# Code that scrolls, and options that are broken over two lines.
+BROKEN = """() => [...document.querySelectorAll('pre code')].filter(e => e.scrollWidth > e.clientWidth + 1)
+  .concat([...document.querySelectorAll('.whole')].filter(e => e.getClientRects().length > 1))
+  .map(e => e.textContent.slice(0, 60))"""
 # Tables that are wider than their column. Reference tables may be, and then scroll.
 WIDE = """() => [...document.querySelectorAll('.md-typeset__scrollwrap')].filter(e => e.scrollWidth > e.clientWidth + 1)
   .map(e => e.textContent.trim().slice(0, 60))"""
@@ -44,6 +48,7 @@ def test_a_page_is_whole_at_both_widths(window, site_url, name):
     window.goto(f"{site_url}/{name}", wait_until="load")
     assert window.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), "scrolls sideways"
     assert window.evaluate(CUT) == []
+    assert window.evaluate(BROKEN) == []
     assert window.failed == []
     assert [url for url in window.fetched if not url.startswith((site_url, "data:", "blob:"))] == []
     pictures = "[...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)"
@@ -58,6 +63,13 @@ def test_no_link_of_a_page_is_broken(site, name):
     for target in re.findall(r'(?:href|src)="([^"#?]+)', page):
         if not re.match(r"[a-z]+:|//", target):
             assert (site / name).parent.joinpath(target).exists(), target
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_picture_of_a_page_is_shown(site, name):
+    source = (DOCS / name).with_suffix(".md").read_text(encoding="utf-8")
+    article = (site / name).read_text(encoding="utf-8").partition("<article")[2].partition("</article>")[0]
+    assert article.count("<img ") == len(re.findall(r"!\[[^\]]*\]\(", source))
 
 
 @pytest.mark.parametrize("name", PAGES)
