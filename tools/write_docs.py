@@ -261,11 +261,16 @@ def corpora_page() -> str:
         for names in dataset.files:
             own = origin(dataset.downloads, names)
             assert own is not None, f"recipes/data/{name}.yaml does not say where {names} comes from"
-            address = f"[{urlsplit(own.url).hostname}]({own.url})" if own.url else "not published"
-            how = f"`build.py {own.build}`" if own.build else address
-            rows.append((f"`{names.replace('|', '` or `')}`", how, f"{own.checksum()}{'. ' + own.note if own.note else ''}"))
+            how = f"`build.py {own.build}`" if own.build else _linked(own.url) or "not published"
+            remarks = [remark for remark in (own.checksum(), _linked(own.note)) if remark]
+            rows.append((f"`{names.replace('|', '` or `')}`", how, " ".join(map(_sentence, remarks))))
         blocks += [f"## {name}", _sentence(dataset.about), _table(("file", "from", "checksum and notes"), rows)]
     return "\n\n".join(blocks) + "\n"
+
+
+def _linked(text: str) -> str:
+    """Addresses are long: the name of the host stands for them."""
+    return re.sub(r"https?://\S+", lambda match: f"[{urlsplit(match[0]).hostname}]({match[0]})", text)
 
 
 def command_page(name: str) -> str:
