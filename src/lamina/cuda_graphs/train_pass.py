@@ -58,7 +58,7 @@ class CapturedPasses:
         key, is_whole = shape_of(batch), self._can_be_whole and active == ALL_LAYERS
         if key not in (self._whole if is_whole else self._layers):
             # Capturing runs passes for nothing: what they add to is put right again.
-            total = self.weights.grad.clone() if self.weights.accumulates else None
+            total = None if self.weights.replaces else self.weights.grad.clone()
             saved_sums = sums.clone()
             is_captured = self._capture(key, static, is_whole=is_whole)
             self.weights.forget_grad_()
@@ -107,7 +107,6 @@ class CapturedPasses:
     def _pass(self, batch: AnyBatch) -> None:
         with self.weights.gathering(), replaced(self._parts):
             self.forward_backward(batch, is_compiled=self.is_compiled)
-        self.weights.collect_grad_()
 
     def _layer_graphs(self, batch: AnyBatch) -> LayerGraphs:
         return LayerGraphs(self.model, self._parts, self.weights.compute_grads(), self.recorder,
