@@ -159,10 +159,6 @@ class FlatWeights:
         if self.accumulates:
             FlatWeights.collect_grad_(self)
 
-    def compute_grads(self) -> dict[nn.Parameter, Tensor]:
-        """Where a pass leaves each parameter's gradient."""
-        return dict(zip(self._parameters, self._compute_grad_views, strict=True))
-
     def expect_replays_(self) -> None:
         """From now on most passes are replayed: what they find is there all at once, when they end."""
 
