@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from lamina.api import Translator
 from lamina.api.outputs import Translation, fitted, search_config
-from lamina.config.chosen_depth import AUTO, parse_depth
+from lamina.config.chosen_depth import AUTO, DepthText, parse_depth
 from lamina.config.search_options import SearchConfig
 from lamina.decode.active_depth import layer_counts
 from lamina.decode.backtrace import Hypothesis
@@ -66,7 +66,7 @@ class Engine:
     """Translates for many clients at once; every method may be called by any thread."""
 
     def __init__(self, model: Translator, *, slots: int = 64, defaults: Mapping[str, object] | None = None,
-                 queue_limit: int = 1024, cascade: Cascade | None = None,
+                 queue_limit: int = 1024, cascade: Cascade | None = None, depth: DepthText = None,
                  clock: Callable[[], float] = time.monotonic) -> None:
         """Begin to wait for requests.
 
@@ -75,6 +75,7 @@ class Engine:
             defaults: options of `lamina generate`, flags with underscores, for requests that do not give them.
             queue_limit: sentences that may wait for a slot.
             cascade: what the depth "auto" does, as `lamina calibrate` found it for this very model.
+            depth: of requests that name none.
         """
         if slots < 1 or queue_limit < 1:
             raise ConfigError(f"slots is {slots} and queue_limit {queue_limit}; both must be at least 1.")
@@ -83,10 +84,11 @@ class Engine:
         self.queue_limit = queue_limit
         self.defaults = dict(defaults or {})
         self._config_of(self.defaults)  # a default that makes no sense is told now
-        self.cascade = cascade
+        self.cascade, self.default_depth = cascade, depth
         if cascade is not None:
             cascade.check(model.digest)
             self._shallow = model.active_layers(cascade.chosen_depth)
+        self._layers_of(depth)
         self._assembler = Assembler(model.subwords[0].decode, model.join_target, model.subwords[0].encode, model.languages[1])
         self._clock = clock
         self._changed = threading.Condition()
@@ -184,7 +186,7 @@ class Engine:
                 raise ConfigError(f"there are {len(texts)} texts, but {len(request.constraints)} lists of constraints. Give "
                                   "each text one; an empty list asks for nothing.")
             config = replace(config, constraint_order=config.constraint_order or "ordered")
-        active, name = self._layers_of(request.depth)
+        active, name = self._layers_of(self.default_depth if request.depth is None else request.depth)
         language = self.model.languages[0]
         segments = [split_sentences(text, language) if request.splits else [Segment("", text, "")] for text in texts]
         ticket = Ticket(request, segments, name, self._clock())

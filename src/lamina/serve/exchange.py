@@ -29,7 +29,7 @@ class Request:
     """Texts to translate, all in the same way."""
 
     texts: Sequence[str]
-    depth: object = None  # full (None), half, auto, "6-3" or {"encoder": 6, "decoder": 3}: config/chosen_depth.py
+    depth: object = None  # full, half, auto, "6-3" or {"encoder": 6, "decoder": 3}: config/chosen_depth.py
     options: Mapping[str, object] = field(default_factory=dict)  # of `lamina generate`, flags with underscores: {"beam": 4}
     constraints: Sequence[Sequence[str]] | None = None  # for each text, phrases that its translation contains
     with_alignment: bool = False

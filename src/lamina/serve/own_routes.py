@@ -98,7 +98,7 @@ def described_pair(pair: Pair) -> dict[str, Any]:
     return {"source": pair.source, "target": pair.target, "source_name": name_of(pair.source),
             "target_name": name_of(pair.target), "layers": layers, "depths": depth_stops(layers),
             "parameters": translator.num_parameters, "beam": pair.engine.search_options({}).beam,
-            "has_layerdrop": pair.has_layerdrop,
+            "has_layerdrop": pair.has_layerdrop, "has_cascade": pair.engine.cascade is not None,
             "fusion": None if fusion is None else {"columns": fusion.columns, "shares": fusion.shares.round(4).tolist()},
             "has_gate": len(translator.models) == 1 and mixes_hard(translator.models[0])}
 
