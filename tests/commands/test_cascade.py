@@ -60,7 +60,7 @@ def hypotheses(captured):
 def test_the_file_says_what_was_measured_and_generate_gives_it(trained, capsys, tmp_path):
     cascade = Cascade.load(trained[2])
     figures = cascade.figures
-    assert (cascade.depth, cascade.search) == ({"encoder": "0,1", "decoder": "0,"}, {"beam": 2, "max_len_b": 12})
+    assert (cascade.depth, cascade.search) == ({"encoder": "0,1", "decoder": "0"}, {"beam": 2, "max_len_b": 12})
     assert figures["whole"]["bleu"] > 0.0
     captured = generate(capsys, trained, "--cascade", "--json", str(tmp_path / "figures.json"))
     found = json.loads((tmp_path / "figures.json").read_text())
@@ -73,7 +73,7 @@ def test_each_line_is_the_shallow_one_or_the_whole_one(trained, capsys):
     cascade = Cascade.load(trained[2])
     mixed = hypotheses(generate(capsys, trained, "--cascade"))
     whole = hypotheses(generate(capsys, trained))
-    shallow = hypotheses(generate(capsys, trained, "--encoder-layers-to-keep", "0,1", "--decoder-layers-to-keep", "0,"))
+    shallow = hypotheses(generate(capsys, trained, "--encoder-layers-to-keep", "0,1", "--decoder-layers-to-keep", "0"))
     # H- lines have means of logarithms to the base 2, rounded to six places.
     bits = cascade.threshold / math.log(2) - 1e-6
     assert mixed not in (whole, shallow)

@@ -24,7 +24,7 @@ def cascade(served_models):
     model = served_models["translator"]
     found = model.translate(LINES, depth="2-1", max_len_b=12)
     sure = sorted(sum(own.token_scores) / len(own.token_scores) for own in found)
-    return Cascade(model=model.digest, depth={"encoder": "2", "decoder": "1"}, threshold=sure[len(sure) // 2],
+    return Cascade(model=model.digest, depth={"encoder": "0,1", "decoder": "0"}, threshold=sure[len(sure) // 2],
                    search={"max_len_b": 12})
 
 

@@ -35,7 +35,8 @@ def run(config: ServeConfig) -> None:
     for model in config.files.each():
         loaded = _loaded(model)
         console.notice(opened(service, model.name, loaded, slots=config.slots, defaults=given_options(config.search),
-                              queue_limit=config.limits.queue, cascade=cascades.of(loaded, model.files), depth=config.depth))
+                              queue_limit=config.limits.queue, cascade=cascades.of(loaded, model.files), depth=config.depth,
+                              seed=config.files.seed, remove_bpe=config.remove_bpe))
     cascades.check_use()
     app = build_app(service, has_page=config.has_page, origins=config.cors_origins)
     host, port = own.getsockname()[:2]

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+from lamina.config import joining
 from lamina.config.chosen_depth import parse_depth
 from lamina.config.generate_options import ModelFiles
 from lamina.config.plug_in_options import PlugInConfig
@@ -87,6 +88,8 @@ class ServeConfig:
                                      metavar="FILE")
     depth: str = flag("full", "depth of requests that name none: full, half, auto, or so many layers of encoder and decoder as "
                               "in 6-3", metavar="DEPTH")
+    remove_bpe: str | None = flag(None, f"join subwords at this mark: {joining.HELP}", metavar="[MARK]",
+                                  bare_value=joining.BPE_MARK, aliases=("post-process",))
     slots: int = flag(64, "sentences that a model works on at once")
     api_keys: str | None = flag(None, "file of keys, one a line, of which a request must carry one; LAMINA_API_KEYS in the "
                                       "environment holds them too, separated by commas", metavar="FILE")
@@ -111,6 +114,7 @@ class ServeConfig:
         check(self.search.constraint_order is None,
               "--constraints belongs to requests: they carry their phrases in the field `constraints`. Leave it out.")
         parse_depth(self.depth)
+        joining.check_joiner(self.remove_bpe)
         for origin in self.cors_origins:
             check(bool(_ORIGIN.fullmatch(origin)),
                   f"--cors-origin is {origin!r}; it must be a scheme and a host, such as https://example.org, without a path.")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from lamina.api import Translator
 from lamina.api.outputs import Translation, fitted, search_config
@@ -67,7 +68,7 @@ class Engine:
 
     def __init__(self, model: Translator, *, slots: int = 64, defaults: Mapping[str, object] | None = None,
                  queue_limit: int = 1024, cascade: Cascade | None = None, depth: DepthText = None,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 seed: int = 1, remove_bpe: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin to wait for requests.
 
         Arguments:
@@ -76,6 +77,8 @@ class Engine:
             queue_limit: sentences that may wait for a slot.
             cascade: what the depth "auto" does, as `lamina calibrate` found it for this very model.
             depth: of requests that name none.
+            seed: of requests that name none, for sampling.
+            remove_bpe: joins pieces at a mark such as "@@ ", where the checkpoint carries no subword model of its own.
         """
         if slots < 1 or queue_limit < 1:
             raise ConfigError(f"slots is {slots} and queue_limit {queue_limit}; both must be at least 1.")
@@ -89,7 +92,9 @@ class Engine:
             cascade.check(model.digest)
             self._shallow = model.active_layers(cascade.chosen_depth)
         self._layers_of(depth)
-        self._assembler = Assembler(model.subwords[0].decode, model.join_target, model.subwords[0].encode, model.languages[1])
+        self.seed, self.remove_bpe = seed, remove_bpe
+        self.join_target = partial(model.join_target, remove_bpe=remove_bpe)
+        self._assembler = Assembler(model.subwords[0].decode, self.join_target, model.subwords[0].encode, model.languages[1])
         self._clock = clock
         self._changed = threading.Condition()
         # Under the lock:
@@ -206,6 +211,7 @@ class Engine:
 
     def _jobs(self, ticket: Ticket, config: SearchConfig, active: ActiveLayers) -> list[Job]:
         jobs, number, request = [], 0, ticket.request
+        seed = self.seed if request.seed is None else request.seed
         for place, own in enumerate(ticket.segments):
             phrases = self._phrases(request, place, len(own))
             for position, segment in enumerate(own):
@@ -214,7 +220,7 @@ class Engine:
                 ids = fitted(whole, self.model.max_source_positions, 0, "truncate", said.append)
                 assert ids is not None
                 if len(ids) > 1 or phrases:  # an empty text has an empty translation
-                    wanted = Wanted(None, ids, config, active, (request.seed, number), phrases, request.with_alignment)
+                    wanted = Wanted(None, ids, config, active, (seed, number), phrases, request.with_alignment)
                     wanted.key = Job(ticket, (place, position), wanted, bool(said), ticket.depth_name == AUTO,
                                      layer_counts(active, self.model.models[0]))
                     jobs.append(wanted.key)
@@ -312,7 +318,7 @@ class Engine:
             self._fail(ticket, DataError("the model computed no numbers for a sentence. If it computes in half precision, its "
                                          "values may be too large there."))
             return
-        ticket.found[job.place] = job, self.model.translation(hypotheses, job.wanted.ids.tolist())
+        ticket.found[job.place] = job, self.model.translation(hypotheses, job.wanted.ids.tolist(), self.remove_bpe)
         ticket.num_left -= 1
         with self._changed:
             self._num_running -= 1

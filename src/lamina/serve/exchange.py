@@ -34,7 +34,7 @@ class Request:
     constraints: Sequence[Sequence[str]] | None = None  # for each text, phrases that its translation contains
     with_alignment: bool = False
     splits: bool = True  # cut texts into sentences (text/sentence_splitter.py); if not, each text is one input of the model
-    seed: int = 1  # with a sentence's place in the request it decides what sampling draws
+    seed: int | None = None  # with a sentence's place in the request it decides what sampling draws
     client: str = ""  # whose turn it is: clients are served in rotation
 
 

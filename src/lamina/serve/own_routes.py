@@ -111,7 +111,7 @@ def surface_shares(pair: Pair, pairs: Sequence[tuple[str, str]]) -> list[dict[st
         if len(ids) < 2:
             continue
         values = translator.gates([(source, target)]).values.tolist()
-        words = words_of(translator.vocabularies[1].decode(ids), translator.join_target)
+        words = words_of(translator.vocabularies[1].decode(ids), pair.engine.join_target)
         for number, text in enumerate(target.split()):
             own = [1.0 - value for value, word in zip(values, words, strict=False) if word == number]
             found.append({"text": text, "surface": sum(own) / len(own) if own else None})
