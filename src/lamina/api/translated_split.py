@@ -16,10 +16,11 @@ from lamina.data.batching import DEFAULT_BATCH_SIZE
 from lamina.data.corpus import Example, ParallelCorpus
 from lamina.decode.backtrace import Hypothesis
 from lamina.decode.batched_search import Found
-from lamina.decode.cascade import Cascade, confidence, searched
+from lamina.decode.cascade import Cascade, confidence, searched, searches_of
 from lamina.decode.output_lines import Describer
 from lamina.decode.scoring import score_rows
 from lamina.decode.search import Search
+from lamina.decode.search_workers import search_workers, shared_batch_size
 from lamina.decode.source_text import SourceText
 from lamina.distributed.ranks import Ranks
 from lamina.errors import DataError
@@ -83,32 +84,46 @@ class TranslatedSplit:
 
     def _searched(self, ranks: Ranks, active: ActiveLayers) -> Iterator[Found]:
         """This rank's batches, sentence by sentence, in the order in which they finish."""
-        config, translator, examples, numbers = self.config, self.translator, self.examples, self.numbers
-        limits = {"max_tokens": config.data.max_tokens, "batch_size": config.data.max_sentences}
-        if limits == {"max_tokens": None, "batch_size": None}:
-            # A result does not depend on its batch, unless it is told to, and a processor's caches hold few sentences.
-            is_on_cpu = translator.device.type == "cpu" and not config.search.uses_padded_width
-            limits["batch_size" if is_on_cpu else "max_tokens"] = DEFAULT_BATCH_SIZE if is_on_cpu else DEFAULT_MAX_TOKENS
-        with console.progress("translating", len(examples)) as advance:
-            if config.score_reference:
-                rows = [(example.source, example.target) for example in examples]
-                for index, own in score_rows(translator.models, rows, device=translator.device, max_tokens=limits["max_tokens"],
-                                             batch_size=limits["batch_size"], choose=ranks.share):
-                    ids = examples[index].target.tolist()
-                    yield Found(index, [Hypothesis(ids, sum(own) / len(ids), own)])
-                    advance(ranks.size)  # the others are about as far
-                return
-            search = Search(translator.models, config.search, active, vocabulary=translator.vocabularies[1])
-            num_lost = 0
-            prefixes = [example.target[: config.prefix_size] for example in examples] if config.prefix_size else None
-            sources = [example.source for example in examples]
-            for found in searched(self.cascade, search, sources, device=translator.device, prefixes=prefixes,
+        config, translator, numbers = self.config, self.translator, self.numbers
+        sources = [example.source for example in self.examples]
+        if config.score_reference:
+            yield from self._scored(ranks)
+            return
+        search = Search(translator.models, config.search, active, vocabulary=translator.vocabularies[1])
+        searches, num_lost = searches_of(self.cascade, search), 0
+        prefixes = [example.target[: config.prefix_size] for example in self.examples] if config.prefix_size else None
+        # Workers are forked: before there is a progress bar.
+        with search_workers(searches, len(sources)) as workers, console.progress("translating", len(sources)) as advance:
+            max_tokens, batch_size = self._limits(is_shared=workers is not None)
+            for found in searched(self.cascade, searches, sources, device=translator.device, prefixes=prefixes,
                                   seed=config.files.seed, numbers=numbers, with_attention=self._describer.needs_attention,
-                                  max_tokens=limits["max_tokens"], batch_size=limits["batch_size"], choose=ranks.share):
+                                  choose=ranks.share, workers=workers, max_tokens=max_tokens, batch_size=batch_size):
                 yield found
                 num_lost += found.hypotheses[0].is_lost
+                advance(ranks.size)  # the others are about as far
+        warn_of_lost(num_lost, len(sources), console.warn)
+
+    def _scored(self, ranks: Ranks) -> Iterator[Found]:
+        """As `_searched`, of the references."""
+        rows = [(example.source, example.target) for example in self.examples]
+        max_tokens, batch_size = self._limits()
+        with console.progress("translating", len(rows)) as advance:
+            for index, own in score_rows(self.translator.models, rows, device=self.translator.device, choose=ranks.share,
+                                         max_tokens=max_tokens, batch_size=batch_size):
+                ids = self.examples[index].target.tolist()
+                yield Found(index, [Hypothesis(ids, sum(own) / len(ids), own)])
                 advance(ranks.size)
-        warn_of_lost(num_lost, len(examples), console.warn)
+
+    def _limits(self, *, is_shared: bool = False) -> tuple[int | None, int | None]:
+        """Tokens and sentences of a batch, at most."""
+        max_tokens, batch_size = self.config.data.max_tokens, self.config.data.max_sentences
+        if max_tokens is None and batch_size is None:
+            # A result does not depend on its batch, unless it is told to, and a CPU's caches hold few sentences.
+            if self.translator.device.type != "cpu" or self.config.search.uses_padded_width:
+                max_tokens = DEFAULT_MAX_TOKENS
+            else:
+                batch_size = shared_batch_size(len(self.examples), DEFAULT_BATCH_SIZE) if is_shared else DEFAULT_BATCH_SIZE
+        return max_tokens, batch_size
 
 
 def _warn_of_unknown(examples: Sequence[Example]) -> None:

@@ -19,7 +19,7 @@ from lamina.data.batching import DEFAULT_BATCH_SIZE, collate
 from lamina.data.corpus import Example
 from lamina.decode.alignment import alignment_of, attention_weights
 from lamina.decode.backtrace import Hypothesis
-from lamina.decode.cascade import Cascade, searched
+from lamina.decode.cascade import Cascade, searched, searches_of
 from lamina.decode.scoring import score_rows
 from lamina.decode.search import Search
 from lamina.decode.token_stream import stream_text
@@ -135,8 +135,8 @@ class Translator(LoadedModel[EncoderDecoder]):
         # A draw belongs to the line, wherever the lines around it end up: numbers count all lines, not those searched.
         numbers = [first_number + place for place in places]
         num_lost = 0
-        for found in searched(chosen, searcher, rows, device=self.device, max_tokens=max_tokens, batch_size=batch_size,
-                              seed=seed, numbers=numbers, with_attention=with_alignment,
+        for found in searched(chosen, searches_of(chosen, searcher), rows, device=self.device, max_tokens=max_tokens,
+                              batch_size=batch_size, seed=seed, numbers=numbers, with_attention=with_alignment,
                               constraints=None if phrases is None else [phrases[place] for place in places]):
             results[places[found.index]] = self.translation(found.hypotheses, rows[found.index].tolist(), remove_bpe)
             num_lost += found.hypotheses[0].is_lost

@@ -97,11 +97,20 @@ def cascade_path(paths: Sequence[str | Path]) -> Path:
     return (path if path.name else path.resolve()).with_suffix(".cascade.json")
 
 
-def searched(cascade: Cascade | None, search: Search, rows: Sequence[np.ndarray], **how: Any) -> Iterator[Found]:
-    """`search_rows`, at the depth of the search, or by a cascade that ends there."""
+def searches_of(cascade: Cascade | None, search: Search) -> list[Search]:
+    """The search itself, or before it that of the cascade's first depth."""
     if cascade is None:
+        return [search]
+    return [search.at(active_layers(cascade.chosen_depth, search.models)), search]
+
+
+def searched(cascade: Cascade | None, searches: Sequence[Search], rows: Sequence[np.ndarray], **how: Any) -> Iterator[Found]:
+    """`search_rows`, by the only one of `searches_of` or by the cascade of both."""
+    if cascade is None:
+        (search,) = searches
         return search_rows(search, rows, **how)
-    return cascade_rows(cascade, search.at(active_layers(cascade.chosen_depth, search.models)), search, rows, **how)
+    shallow, whole = searches
+    return cascade_rows(cascade, shallow, whole, rows, **how)
 
 
 def cascade_rows(cascade: Cascade, shallow: Search, whole: Search, rows: Sequence[np.ndarray], *,
