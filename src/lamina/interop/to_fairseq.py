@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -86,18 +87,24 @@ def fairseq_content(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
     sides = ("encoder", "decoder") if checkpoint.kind.has(PAIRS) else ("decoder",)
-    found = {f"{side}.version": torch.tensor([_VERSION]) for side in sides}
-    for name, weight in checkpoint.weights.items():
-        for theirs in _names(name):
-            (place,) = places(theirs)
-            assert place.name == name, (name, place.name)
-            found[theirs] = place.view(weight).clone()
+    found = {f"{side}.version": torch.tensor([_VERSION]) for side in sides} | renamed(checkpoint.weights)
     config = checkpoint.model_config()
     if config.embedding.share_all:
         found["decoder.embed_tokens.weight"] = found["encoder.embed_tokens.weight"]
     if "head.table.weight" in checkpoint.weights:
         # 0.9's name for an output of its own; later versions rename it on loading.
         found["decoder.embed_out"] = checkpoint.weights["head.table.weight"].clone()
+    return found
+
+
+def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """fairseq's tensors for ours, without the output table."""
+    found = {}
+    for name, weight in weights.items():
+        for theirs in _names(name):
+            (place,) = places(theirs)
+            assert place.name == name, (name, place.name)
+            found[theirs] = place.view(weight).clone()
     return found
 
 

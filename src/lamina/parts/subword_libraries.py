@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CHARACTER_COVERAGE = 0.9995  # sentencepiece's own
 JOINER = "@@"  # subword-nmt's: the next piece belongs to the same word
+WORD_END = "</w>"  # FSMT's: a word ends with this piece
 WORD_START = "▁"  # sentencepiece's: a word begins with this piece
 
 
