@@ -28,7 +28,7 @@ from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.replicated import ReplicatedWeights
 from lamina.distributed.sharded import ShardedWeights
 from lamina.distributed.weights import FlatWeights
-from lamina.nn.stack import ALL_LAYERS
+from lamina.nn.stack import ALL_LAYERS, stacks_of
 from lamina.parts.contracts import Beginning, Criterion
 from lamina.parts.criteria import LabelSmoothedCrossEntropy, SentenceLoss
 from lamina.parts.muon import Muon
@@ -81,6 +81,14 @@ def partly_frozen(config: ModelConfig) -> Any:
     return model
 
 
+def recomputed(config: ModelConfig) -> Any:
+    """With --checkpoint-activations."""
+    model = tiny_model(config)
+    for stack in stacks_of(model).values():
+        stack.recomputes = True
+    return model
+
+
 class Case(NamedTuple):
     config: ModelConfig
     new_model: Callable[[ModelConfig], Any] = tiny_model
@@ -96,6 +104,8 @@ CASES = {
     "layerdrop": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5)),
     "layerdrop by batch": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5), draws_by_batch=True),
     "layerdrop by sentence": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5), batch=drawn_batch),
+    "layerdrop by sentence, recomputed": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5), recomputed,
+                                              batch=drawn_batch),
     "frozen": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5), lambda config: partly_frozen(config)),
     # Some weights, those of the head for gaps, take no part.
     "sentences": Case(ModelConfig(), lambda _: tiny_masked_model(num_classes=3), sentence_batch, SentenceLoss()),

@@ -154,7 +154,7 @@ def test_subwords_of_raw_text(tmp_path, folder):
     ([*MASKED, "--leave-unmasked-prob", "0.6", "--random-token-prob", "0.6"], "together they must not exceed 1"),
     ([*MASKED, "--num-classes", "2"], "--num-classes has no effect with --task masked_lm"),
     ([*MASKED, "--decoder-layers", "3"], "--decoder-layers has no effect with --task masked_lm"),
-    ([*MASKED, "--decoder-layers-to-keep", "0,"], "--decoder-layers-to-keep has no effect with --task masked_lm"),
+    ([*MASKED, "--decoder-layers-to-keep", "0"], "--decoder-layers-to-keep has no effect with --task masked_lm"),
     ([*MASKED, "--surfacefusion", "att"], "--surfacefusion has no effect with --task masked_lm"),
     ([*MASKED, "--share-decoder-input-output-embed"], "has no effect with --task masked_lm"),
     ([*MASKED, "--eval-bleu"], "--eval-bleu has no effect with --task masked_lm"),
@@ -263,7 +263,7 @@ def test_finetuning_a_pretrained_model(pretrained, folder, tmp_path, capsys):
     assert train(folder / "task", tmp_path / "whole", *line) == 0
     assert load_checkpoint(tmp_path / "whole" / "checkpoint_best.pt").metrics["accuracy"] > 0.95
     capsys.readouterr()
-    assert train(folder / "task", tmp_path / "half", *line, "--encoder-layers-to-keep", "0,") == 0
+    assert train(folder / "task", tmp_path / "half", *line, "--encoder-layers-to-keep", "0") == 0
     assert "| Pruning model to specified layer configuration" in capsys.readouterr().out
     half = load_checkpoint(tmp_path / "half" / "checkpoint_best.pt")
     assert half.config["encoder-layers"] == 1
@@ -285,7 +285,7 @@ def test_a_pruned_model_fills_what_the_whole_one_fills_with_layers_skipped(pretr
 
 
 def test_prune_writes_and_searches(pretrained, classifier, folder, tmp_path, capsys):
-    assert main(["prune", str(pretrained), "--encoder-layers-to-keep", "1,", "--output", str(tmp_path / "one.pt")]) == 0
+    assert main(["prune", str(pretrained), "--encoder-layers-to-keep", "1", "--output", str(tmp_path / "one.pt")]) == 0
     small = lamina.load(tmp_path / "one.pt", device="cpu")
     expected = lamina.load(pretrained, device="cpu", encoder_layers_to_keep=[1])
     text = "the happy cat <mask> on the mat ."

@@ -617,7 +617,7 @@ def without_time(progress):
 
 def figures(line):
     return {name: value for name, value in json.loads(line).items()
-            if name not in ("train_wall", "wps", "ups", "mem_gib", "eta_s")}
+            if name not in ("train_wall", "wps", "ups", "mem_gib", "eta_s", "data_wait")}
 
 
 def test_no_rank_leaves_before_the_state_is_on_disk(data, tmp_path, monkeypatch):

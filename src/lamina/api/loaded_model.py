@@ -199,8 +199,8 @@ class LoadedModel(Generic[M]):
         A model that was trained with LayerDrop works with fewer layers; of others Python's warnings say what to expect.
 
         Arguments:
-            encoder: how many layers to keep, spread evenly; or their numbers, from 0, as a list; or text such as "every:2".
-                All, if left out.
+            encoder: how many layers to keep, spread evenly; or their numbers, from 0, as a list; or text as for
+                --encoder-layers-to-keep, such as "every:2". All, if left out.
             decoder: likewise.
 
         Returns:

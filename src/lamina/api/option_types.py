@@ -108,6 +108,7 @@ class TrainOptions(TypedDict, total=False):
     decoder_reads: str | Sequence[str]
     deepnet_layers: int | Sequence[int] | str
     device_id: int | None
+    device_tflops: float | None
     disable_validation: bool
     distill_from: str | None
     distill_temperature: float
@@ -218,6 +219,7 @@ class TrainOptions(TypedDict, total=False):
     pooler_activation_fn: str
     pooler_dropout: float
     power: float
+    profile: str | bool | None
     progress_bar: bool
     random_token_prob: float
     regression_target: bool

@@ -359,7 +359,7 @@ RETIRED: tuple[Retired, ...] = (
     *_retire("train", "only the splits that --valid-subset names are read", flags="ignore-unused-valid-subsets"),
     *_retire("train", "validation begins with the first interval", values="validate-after-updates"),
     *_retire("train", "figures go to the log, to train.jsonl in --save-dir and to --tracker",
-             flags="debug-param-names profile reset-logging suppress-crashes", values="aim-repo aim-run-hash log-file"),
+             flags="debug-param-names reset-logging suppress-crashes", values="aim-repo aim-run-hash log-file"),
     *_retire("train", "every rank reads the checkpoint", flags="load-checkpoint-on-all-dp-ranks"),
     *_retire("train", "figures at validation are those of the task",
              flags="report-acc-and-f1 report-accuracy report-mcc report-pearson-and-spearman", values="scoring"),

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from lamina.distributed.waiting import Waits
+
 T = TypeVar("T")
 
 FAILURES = "failures"  # how many ranks have failed
@@ -29,6 +31,7 @@ class Ranks:
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     store: Any = None  # torch's, shared by all ranks from the start to the end
+    waits: Waits = field(default_factory=Waits, compare=False, repr=False)
 
     @property
     def is_first(self) -> bool:
@@ -44,7 +47,8 @@ class Ranks:
     def sum_(self, tensor: Tensor) -> Tensor:
         """In place, where the tensor lives; all ranks get the same bits."""
         if self.size > 1:
-            dist.all_reduce(tensor)
+            with self.waits.for_ranks(self.device):
+                dist.all_reduce(tensor)
         return tensor
 
     def broadcast_(self, tensor: Tensor) -> Tensor:

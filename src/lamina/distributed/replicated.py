@@ -65,10 +65,11 @@ class ReplicatedWeights(FlatWeights):
         if self._buckets is None:
             self.expect_last_(active)  # a rank without a batch has zeros to add
         assert self._buckets is not None
-        while self._buckets:
-            self._send_next()  # parameters that took no part hold zeros, and their buckets wait no longer
-        for work in self._sent:
-            work.wait()
+        with self.ranks.waits.for_ranks(self.ranks.device):
+            while self._buckets:
+                self._send_next()  # parameters that took no part hold zeros, and their buckets wait no longer
+            for work in self._sent:
+                work.wait()
         self._sent.clear()
         self._buckets = None
         if self.is_half:

@@ -144,10 +144,6 @@ class FlatWeights:
         for view, parameter in zip(self._compute_grad_views, self._parameters, strict=True):
             parameter.grad = view
 
-    def compute_grads(self) -> dict[nn.Parameter, Tensor]:
-        """Where a pass leaves each parameter's gradient."""
-        return dict(zip(self._parameters, self._compute_grad_views, strict=True))
-
     def expect_last_(self, active: ActiveLayers) -> None:
         """The next backward pass is the last of this update, whose batches run these layers, not each of them all."""
 

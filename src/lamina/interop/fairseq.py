@@ -147,8 +147,7 @@ def _layers_to_keep(args: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -
     chosen = {}
     for side, depth in _depths(state_dict).items():
         text = args.get(f"{side}_layers_to_keep")
-        # There a list may have one number; here a lone number would mean that many layers.
-        layers = kept_layers(f"{str(text).strip(',')},", depth, side) if text and text.count(",") + 1 != depth else None
+        layers = kept_layers(text, depth, side) if text and text.count(",") + 1 != depth else None
         if layers is not None and len(layers) < depth:
             chosen[side] = layers
     return Keep(**chosen)

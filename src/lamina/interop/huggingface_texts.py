@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from lamina.errors import CheckpointError, DataError
+from lamina.files import is_plain_name
 from lamina.interop.huggingface_folder import read_bytes, read_described
 from lamina.interop.huggingface_ids import pieces_by_id
 from lamina.text.framed import Framed
+from lamina.text.moses_bpe import MosesBpe
 from lamina.text.subword import SentencePiece, Subword
+from lamina.text.tokenizer_json import TokenizerJson, byte_level_json
+from lamina.text.vocabulary import BOS, MASK_SYMBOL, SPECIAL_SYMBOLS
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_CONFIG, TOKENIZER_NAME = "tokenizer_config.json", "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,70 @@ def marian_texts(wanted: Wanted) -> Texts:
         prefix = [chosen] if chosen in codes else []
         subwords = (Framed(source, prefix=prefix, reads_codes=True), target)
     return Texts(languages, pieces, tuple(map(unknown_id, pieces)), subwords)
+
+
+def tokenizer_json(folder: Path) -> TokenizerJson:
+    """Its tokenizer.json, or where it has none what vocab.json and merges.txt say."""
+    if (folder / TOKENIZER_NAME).exists() or not (folder / "merges.txt").exists():
+        data = read_bytes(folder, TOKENIZER_NAME, "what cuts texts into pieces")
+    else:
+        settings = read_described(folder, TOKENIZER_CONFIG, is_needed=False)
+        ids = read_described(folder, "vocab.json")
+        data = byte_level_json(ids, read_merges(folder), (*SPECIAL_SYMBOLS, MASK_SYMBOL),
+                               has_prefix_space=settings.get("add_prefix_space") is True)
+    try:
+        return TokenizerJson.from_bytes(data, str(folder / TOKENIZER_NAME))
+    except DataError as error:
+        raise CheckpointError(str(error)) from None
+
+
+def read_merges(folder: Path) -> list[tuple[str, str]]:
+    """merges.txt: two pieces a line, and perhaps how often they were seen."""
+    data = read_bytes(folder, "merges.txt", "the merges of its byte-pair codes")
+    try:
+        lines = data.decode("utf-8").split("\n")
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{folder / 'merges.txt'} is not valid UTF-8. Download it again.") from None
+    merges = []
+    for number, line in enumerate(lines, start=1):
+        halves = line.split()
+        if not halves or (number == 1 and line.startswith("#version")):
+            continue
+        if len(halves) < 2:
+            raise CheckpointError(f"{folder / 'merges.txt'}, line {number}: expected two pieces, found {line[:40]!r}.")
+        merges.append((halves[0], halves[1]))
+    return merges
+
+
+def bart_texts(wanted: Wanted) -> Texts:
+    """Byte-level BPE; every text begins with <s>, as a target does behind the </s> that its decoder starts from."""
+    inner = tokenizer_json(wanted.folder)
+    pieces = pieces_by_id(inner.ids(), wanted.sizes[0], str(wanted.folder / TOKENIZER_NAME))
+    subword = Framed(inner, prefix=[begin_of(wanted.config)])
+    return Texts((wanted.source_lang or "source", wanted.target_lang or "target"), (pieces, pieces),
+                 (unknown_id(pieces),) * 2, (subword, subword))
+
+
+def fsmt_texts(wanted: Wanted) -> Texts:
+    """A dictionary for each side, merges that both share, and Moses's tokenization in between."""
+    folder, settings = wanted.folder, wanted.tokenizer_config
+    found = settings.get("langs") or wanted.config.get("langs")
+    if not (isinstance(found, list) and len(found) == 2 and all(map(is_plain_name, found))):
+        raise CheckpointError(f"{folder} does not say its two languages: {TOKENIZER_CONFIG} has langs={found!r}.")
+    languages = (wanted.source_lang or found[0], wanted.target_lang or found[1])
+    pieces = tuple(pieces_by_id(read_described(folder, name), size, str(folder / name))
+                   for name, size in zip(("vocab-src.json", "vocab-tgt.json"), wanted.sizes, strict=True))
+    merges, lowers = read_merges(folder), settings.get("do_lower_case") is True
+    source, target = (MosesBpe(merges, language, lowers=lowers) for language in found)
+    return Texts(languages, pieces, tuple(map(unknown_id, pieces)), (source, target))
+
+
+def begin_of(config: Mapping[str, Any]) -> str:
+    """What begins a text, by our name."""
+    symbols = [config.get(f"{name}_token_id") for name in ("bos", "pad", "eos")]
+    if symbols[0] is None or symbols[0] in symbols[1:]:
+        raise CheckpointError(f"its bos_token_id is {symbols[0]!r}; texts begin with it, so it must be a symbol of its own.")
+    return SPECIAL_SYMBOLS[BOS]
 
 
 def _some(names: list[str], number: int = 20) -> str:

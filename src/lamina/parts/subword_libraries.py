@@ -123,3 +123,39 @@ class FramedLibrary(SubwordLibrary):
         from lamina.text.framed import Framed
 
         return Framed.from_bytes(data, name)
+
+
+@register.subword("tokenizers")
+@dataclass(frozen=True, kw_only=True)
+class TokenizersLibrary(SubwordLibrary):
+    """What a tokenizer.json of the `tokenizers` library describes; imported models have it."""
+
+    file_ending = "tokenizer.json"
+
+    def load(self, data: bytes, name: str) -> Subword:
+        from lamina.text.tokenizer_json import TokenizerJson
+
+        return TokenizerJson.from_bytes(data, name)
+
+
+@register.subword("moses-bpe")
+@dataclass(frozen=True, kw_only=True)
+class MosesBpeLibrary(SubwordLibrary):
+    """Moses's tokenization and byte-pair codes that mark the end of a word; imported models (FSMT) have it."""
+
+    file_ending = "moses-bpe.json"
+    shows_words = True
+
+    def load(self, data: bytes, name: str) -> Subword:
+        from lamina.text.moses_bpe import MosesBpe
+
+        return MosesBpe.from_bytes(data, name)
+
+    def is_marked(self, piece: str) -> bool:
+        return piece.endswith(WORD_END)
+
+    def continues(self, piece: str) -> bool:
+        return not piece.endswith(WORD_END)
+
+    def spell(self, pieces: Sequence[str]) -> str:
+        return "".join(piece.removesuffix(WORD_END) for piece in pieces)

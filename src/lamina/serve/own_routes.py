@@ -15,6 +15,8 @@ from starlette.routing import Route
 from lamina import __version__
 from lamina.analysis.fusion_weights import mixes_hard
 from lamina.config.chosen_depth import parse_depth
+from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.nn.heads import HardMix, SurfaceHead
 from lamina.serve.counters import prometheus_text
 from lamina.serve.language_names import name_of
 from lamina.serve.own_fields import checked_texts, own_fields
@@ -100,7 +102,16 @@ def described_pair(pair: Pair) -> dict[str, Any]:
             "parameters": translator.num_parameters, "beam": pair.engine.search_options({}).beam,
             "has_layerdrop": pair.has_layerdrop,
             "fusion": None if fusion is None else {"columns": fusion.columns, "shares": fusion.shares.round(4).tolist()},
-            "has_gate": len(translator.models) == 1 and mixes_hard(translator.models[0])}
+            "surface": described_surface(translator.models)}
+
+
+def described_surface(models: Sequence[EncoderDecoder]) -> dict[str, Any] | None:
+    """What the softmax reads of the source, and its share of the scores: fixed, learned for each word, or None."""
+    head = models[0].head
+    if len(models) > 1 or not isinstance(head, SurfaceHead):
+        return None
+    gate = head.mix.gate if isinstance(head.mix, HardMix) else None
+    return {"reads": head.in_words(), "share": 1.0 - gate if gate else None, "is_per_word": mixes_hard(models[0]) and not gate}
 
 
 def surface_shares(pair: Pair, pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:

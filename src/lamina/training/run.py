@@ -34,6 +34,7 @@ from lamina.training.function_loss import MARK, FunctionLoss, criterion_in_force
 from lamina.training.keeper import Keeper
 from lamina.training.layer_drop import LayerDrop
 from lamina.training.measure import VALIDATED, forget_other_scores_, measure_of, size_of
+from lamina.training.profiling import UpdateProfiler
 from lamina.training.progress import Progress
 from lamina.training.report import Reporter
 from lamina.training.restore import (
@@ -53,6 +54,7 @@ from lamina.training.stopping_rules import StoppingRules
 from lamina.training.tracking import Tracking, check_package
 from lamina.training.train_log import TrainLog
 from lamina.training.update import Updater
+from lamina.training.utilization import peak_flops, utilization_per_speed
 from lamina.training.validator import Validator
 from lamina.traits import PAIRS
 
@@ -79,6 +81,7 @@ class Run:
     files: FileGuard  # over the data's
     reporter: Reporter
     log: TrainLog
+    profiler: UpdateProfiler
 
     def tell(self, kind: Literal["start", "end"], reason: str = "") -> None:
         """Those who listen, that the run begins or is over."""
@@ -126,6 +129,9 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
     watch = DivergenceWatch(progress, config.precision, updater.weights.names, ranks.device, dtype, reporter)
     _open_validation(config, task, feeds, progress, reporter, criterion)
     log = _open_log(config, start, progress, keeper, model, ranks, reporter)
+    peak = peak_flops(ranks.device, dtype, config.log.device_tflops)
+    reporter.utilization_per_speed = utilization_per_speed(model, list(feeds.train(progress.epoch).corpus.sizes.values()),
+                                                           config.model.layer_drop_rates, peak, ranks.size)
     rules = StoppingRules(config, schedule, progress)
     validator = Validator(config, task, model, updater.weights, feeds, progress, ranks, reporter, criterion)
     marks = {} if start is None else marks_of(start.checkpoint)
@@ -135,7 +141,8 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
                layer_drop=_layer_drop(config),
                schedule=schedule, updater=updater, progress=progress, rules=rules, validator=validator, saver=saver,
                checks=Checks(config, progress, schedule, rules, validator, saver, reporter), watch=watch,
-               files=FileGuard(task.folders, (config.data.train_subset, *task.valid_splits)), reporter=reporter, log=log)
+               files=FileGuard(task.folders, (config.data.train_subset, *task.valid_splits)), reporter=reporter, log=log,
+               profiler=UpdateProfiler(config.log.profiled, keeper.folder, ranks.rank, ranks.device, reporter.note))
 
 
 def _is_packed(config: TrainConfig, dtype: torch.dtype, device: torch.device) -> bool:
