@@ -70,7 +70,8 @@ def ends_(model: Any, dictionaries: tuple[Vocabulary, ...], own: tuple[Subword, 
     return False
 
 
-def checkpoint_of(config: ModelConfig, kind: str = "sentencepiece", *, is_joined: bool = True, ends: bool = False) -> Checkpoint:
+def checkpoint_of(config: ModelConfig, kind: str = "sentencepiece", *, is_joined: bool = True,
+                  ends: bool = False) -> Checkpoint:
     """Of random weights; with `ends`, those whose texts end at several lengths."""
     sides = list(zip(subwords(kind), (ENGLISH, CAPITALS), strict=True))
     dictionaries = (vocabulary(*sides),) * 2 if is_joined else tuple(vocabulary(side) for side in sides)
@@ -326,7 +327,7 @@ def test_the_card_tells_what_the_checkpoint_knows(tmp_path, capsys):
                      r"\|version:[\d.]+\) \|", card.replace("\\|", "|"))
     for line in (trained.origin["command"], f"Data: `{data}`."):
         assert line in card
-    assert main(["export", str(tmp_path / "run" / "checkpoint_best.pt"), "--license", "mit", "--output", str(tmp_path / "x")]) == 2
+    assert main(["export", "model.pt", "--license", "mit", "--output", "folder"]) == 2
     assert "--license has no effect without --format huggingface" in capsys.readouterr().err
 
 
@@ -355,7 +356,8 @@ def test_the_lines_of_the_card_run(tmp_path, capsys, monkeypatch, is_masked):
 
 
 def test_the_generation_config_is_our_search(tmp_path):
-    told = json.loads((exported(tmp_path, checkpoint_of(tiny_config(max_target_positions=40))) / "generation_config.json").read_text())
+    folder = exported(tmp_path, checkpoint_of(tiny_config(max_target_positions=40)))
+    told = json.loads((folder / "generation_config.json").read_text())
     assert told["max_length"] == 41
     assert (told["num_beams"], told["early_stopping"], told["min_length"], told["suppress_tokens"]) == (5, True, 2, [PAD])
     assert load_any(tmp_path / "model.pt").model_config().embedding.max_target_positions == 40

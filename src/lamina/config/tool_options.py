@@ -62,8 +62,8 @@ class ExportConfig:
 
     checkpoint: str = flag("checkpoints/checkpoint_best.pt", "checkpoint to export", positional=True)
     format: str = flag("safetensors", "for whom: any reader of safetensors, and Lamina itself (safetensors); fairseq, plain "
-                                      "models; CTranslate2, plain, folded and pruned models; Hugging Face's transformers, models "
-                                      "that it has a class for", choices=FORMATS)
+                                      "models; CTranslate2, plain, folded and pruned models; transformers of Hugging Face, "
+                                      "models that it has a class for (huggingface)", choices=FORMATS)
     output: str = flag(REQUIRED, "folder to write: the model, its dictionaries and subword models, and a README.md that "
                                  "describes it", metavar="FOLDER")
     dict_dir: str | None = flag(None, "folder with the dictionaries of a fairseq checkpoint; its own folder if left out",

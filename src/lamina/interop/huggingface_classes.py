@@ -90,26 +90,24 @@ def class_for(checkpoint: Checkpoint) -> ModelClass:
     """The class that holds the model exactly, or the reason why there is none."""
     kind, config = checkpoint.kind, checkpoint.model_config()
     if kind.has(CLASSES) or not (kind.has(PAIRS) or kind.has(MASKS)):
-        raise CannotExpress(f"models of --task {checkpoint.task} are not written in its layout; translation and masked language "
-                            "models are")
+        raise cannot_export(f"models of --task {checkpoint.task} are not written in its layout; translation and masked "
+                            "language models are")
     orders = {stack.is_pre_norm for stack in _stacks(checkpoint).values()}
     if len(orders) > 1:
-        raise CannotExpress("none of its models has Pre-LN in one stack and Post-LN in the other")
-    known = CLASSES_OF_PAIRS if kind.has(PAIRS) else CLASSES_OF_ENCODERS
-    alike = [own for own in known if own.is_masked or ({own.is_pre_norm} == orders and own.has_norm == config.embedding.has_norm)]
+        raise cannot_export("none of its models has Pre-LN in one stack and Post-LN in the other")
+    alike = CLASSES_OF_ENCODERS
+    if kind.has(PAIRS):
+        alike = tuple(own for own in CLASSES_OF_PAIRS if {own.is_pre_norm} == orders and own.has_norm == config.embedding.has_norm)
     reason = ""
     for own in alike:
         reason = next(own.reasons(checkpoint), "")
         if not reason:
             return own
-    raise CannotExpress(reason)
+    raise cannot_export(reason)
 
 
-class CannotExpress(CheckpointError):
-    """What transformers does not have."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"the model cannot be exported for transformers: {reason}. Export it as safetensors, or use Lamina.")
+def cannot_export(reason: str) -> CheckpointError:
+    return CheckpointError(f"the model cannot be exported for transformers: {reason}. Export it as safetensors, or use Lamina.")
 
 
 def _stacks(checkpoint: Checkpoint) -> dict[str, StackConfig]:

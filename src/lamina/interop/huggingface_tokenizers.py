@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from lamina.checkpoint.format import Checkpoint
-from lamina.interop.huggingface_classes import CannotExpress, ModelClass, num_positions
+from lamina.errors import CheckpointError
+from lamina.interop.huggingface_classes import ModelClass, cannot_export, num_positions
 from lamina.interop.sentencepiece_model import unigram_pieces
 from lamina.parts.subword_libraries import JOINER, WORD_END
 from lamina.text.framed import Framed
 from lamina.text.subword import Bpe, SentencePiece, Subword, Whitespace
 from lamina.text.tokenizer import Moses
 from lamina.text.vocabulary import BOS, EOS, FIRST_WORD_ID, MASK_SYMBOL, PAD, SPECIAL_SYMBOLS, UNK, Vocabulary
-from lamina.traits import MASKS
 
 Notice = Callable[[str], object]
 SETTINGS_NAME, JSON_NAME = "tokenizer_config.json", "tokenizer.json"
@@ -58,7 +58,7 @@ def _of_encoder(subword: Subword, vocabulary: Vocabulary, settings: dict[str, An
         case SentencePiece():
             pieces = unigram_pieces(subword.model)
             if pieces is None:
-                raise CannotExpress("its sentencepiece model is no unigram model without normalization, and only such have a "
+                raise cannot_export("its sentencepiece model is no unigram model without normalization, and only such have a "
                                     "tokenizer.json")
             unread = tuple(piece for piece in pieces if piece not in vocabulary)
             return _json(unigram(vocabulary, pieces, unread, frame), settings, unread)
@@ -71,7 +71,8 @@ def _of_pair(checkpoint: Checkpoint, subwords: Sequence[Subword], vocabularies: 
     source, target = subwords
     if isinstance(source, Framed) and source.reads_codes and not source.suffix:
         if source.prefix:
-            notice(f"a text has to begin with its target language: the tokenizer of transformers puts no {source.prefix[0]} in front")
+            notice(f"a text has to begin with its target language: the tokenizer of transformers puts no {source.prefix[0]} "
+                   "in front")
         source = source.inner
     match source, target:
         case SentencePiece(), SentencePiece():
@@ -86,15 +87,15 @@ def _of_pair(checkpoint: Checkpoint, subwords: Sequence[Subword], vocabularies: 
         case Whitespace(), Whitespace() if is_joined:
             return _json(word_level(vocabularies[0], ([], [SPECIAL_SYMBOLS[EOS]])), settings)
         case Whitespace(), Whitespace():
-            raise CannotExpress("its text was cut into pieces before, and no tokenizer of transformers takes such text with a "
+            raise cannot_export("its text was cut into pieces before, and no tokenizer of transformers takes such text with a "
                                 "dictionary for each side")
     raise _no_class(source if not isinstance(source, (SentencePiece, Bpe, Whitespace)) else target)
 
 
-def _no_class(subword: Subword) -> CannotExpress:
+def _no_class(subword: Subword) -> CheckpointError:
     inner = subword.inner if isinstance(subword, (Moses, Framed)) else subword
     kind = subword.kind if inner is subword else f"{subword.kind} around {inner.kind}"
-    return CannotExpress(f"its tokenizers do not cut texts as this one's subwords do ({kind})")
+    return cannot_export(f"its tokenizers do not cut texts as this one's subwords do ({kind})")
 
 
 def _encoded(content: Any) -> bytes:
@@ -142,8 +143,8 @@ def _with_word_ends(vocabulary: Vocabulary) -> dict[str, int]:
 def _merges(bpe: Bpe) -> list[str]:
     header, *lines = bpe.codes.decode("utf-8").rstrip("\n").split("\n")
     if header.split(":", 1)[-1].strip() != "0.2":
-        raise CannotExpress("its byte-pair codes are of version 0.1, where the end of a word is a symbol of its own, and FSMT's "
-                            "tokenizer has it in the last piece")
+        raise cannot_export("its byte-pair codes are of version 0.1, where the end of a word is a symbol of its own, and "
+                            "FSMT's tokenizer has it in the last piece")
     return list(dict.fromkeys(line.strip("\r\n ") for line in lines))
 
 
