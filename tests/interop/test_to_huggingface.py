@@ -228,6 +228,7 @@ def masked_checkpoint(kind: str, *, drops: int = 0, **changes: Any) -> Checkpoin
 
 MASKED = {"sentencepiece": {}, "words": {"kind": "whitespace"}, "another epsilon": {"norm_eps": 1e-6},
           "pieces that the dictionary lacks": {"drops": 12},
+          "an output of its own": {"embedding": replace(roberta_base().embedding, unties_head=True)},
           "scaled": {"embedding": replace(roberta_base().embedding, is_scaled=True, max_positions=40)}}
 
 

@@ -278,6 +278,7 @@ class TrainOptions(TypedDict, total=False):
     transparent_attention: bool
     truncate_sequence: bool
     truncate_source: bool
+    untie_weights_roberta: bool
     update_freq: int | Sequence[int] | str
     upsample_primary: int
     valid_subset: str

@@ -19,6 +19,7 @@ from lamina.decode.batched_search import search_rows
 from lamina.decode.output_lines import Describer
 from lamina.decode.scoring import score_rows
 from lamina.decode.search import Search
+from lamina.decode.search_workers import search_workers, shared_batch_size
 from lamina.decode.source_text import SourceText
 from lamina.distributed.ranks import Ranks
 from lamina.errors import DataError
@@ -77,30 +78,44 @@ class TranslatedSplit:
     def _searched(self, ranks: Ranks) -> Iterator[tuple[int, int, Example, list[Hypothesis]]]:
         """Place, number, pair and hypotheses of this rank's batches, in the order in which they finish."""
         config, translator, examples, numbers = self.config, self.translator, self.examples, self.numbers
-        limits = {"max_tokens": config.data.max_tokens, "batch_size": config.data.max_sentences}
-        if limits == {"max_tokens": None, "batch_size": None}:
-            # A result does not depend on its batch, unless it is told to, and a processor's caches hold few sentences.
-            is_on_cpu = translator.device.type == "cpu" and not config.search.uses_padded_width
-            limits["batch_size" if is_on_cpu else "max_tokens"] = DEFAULT_BATCH_SIZE if is_on_cpu else DEFAULT_MAX_TOKENS
-        with console.progress("translating", len(examples)) as advance:
-            if config.score_reference:
-                rows = [(example.source, example.target) for example in examples]
-                for index, own in score_rows(translator.models, rows, device=translator.device, max_tokens=limits["max_tokens"],
-                                             batch_size=limits["batch_size"], choose=ranks.share):
-                    ids = examples[index].target.tolist()
-                    yield index, numbers[index], examples[index], [Hypothesis(ids, sum(own) / len(ids), own)]
-                    advance(ranks.size)  # the others are about as far
-                return
-            search, num_lost = Search(translator.models, config.search, vocabulary=translator.vocabularies[1]), 0
-            prefixes = [example.target[: config.prefix_size] for example in examples] if config.prefix_size else None
-            sources = [example.source for example in examples]
-            for found in search_rows(search, sources, device=translator.device, prefixes=prefixes,
-                                     seed=config.files.seed, numbers=numbers, with_attention=self._describer.needs_attention,
-                                     max_tokens=limits["max_tokens"], batch_size=limits["batch_size"], choose=ranks.share):
+        if config.score_reference:
+            yield from self._scored(ranks)
+            return
+        search, num_lost = Search(translator.models, config.search, vocabulary=translator.vocabularies[1]), 0
+        prefixes = [example.target[: config.prefix_size] for example in examples] if config.prefix_size else None
+        sources = [example.source for example in examples]
+        # Workers are forked: before there is a progress bar.
+        with search_workers([search], len(sources)) as workers, console.progress("translating", len(examples)) as advance:
+            max_tokens, batch_size = self._limits(is_shared=workers is not None)
+            for found in search_rows(search, sources, device=translator.device, prefixes=prefixes, seed=config.files.seed,
+                                     numbers=numbers, with_attention=self._describer.needs_attention, choose=ranks.share,
+                                     workers=workers, max_tokens=max_tokens, batch_size=batch_size):
                 yield found.index, numbers[found.index], examples[found.index], found.hypotheses
                 num_lost += found.hypotheses[0].is_lost
-                advance(ranks.size)
+                advance(ranks.size)  # the others are about as far
         warn_of_lost(num_lost, len(examples), console.warn)
+
+    def _scored(self, ranks: Ranks) -> Iterator[tuple[int, int, Example, list[Hypothesis]]]:
+        """As `_searched`, of the references."""
+        rows = [(example.source, example.target) for example in self.examples]
+        max_tokens, batch_size = self._limits()
+        with console.progress("translating", len(rows)) as advance:
+            for index, own in score_rows(self.translator.models, rows, device=self.translator.device, choose=ranks.share,
+                                         max_tokens=max_tokens, batch_size=batch_size):
+                ids = self.examples[index].target.tolist()
+                yield index, self.numbers[index], self.examples[index], [Hypothesis(ids, sum(own) / len(ids), own)]
+                advance(ranks.size)
+
+    def _limits(self, *, is_shared: bool = False) -> tuple[int | None, int | None]:
+        """Tokens and sentences of a batch, at most."""
+        max_tokens, batch_size = self.config.data.max_tokens, self.config.data.max_sentences
+        if max_tokens is None and batch_size is None:
+            # A result does not depend on its batch, unless it is told to, and a CPU's caches hold few sentences.
+            if self.translator.device.type != "cpu" or self.config.search.uses_padded_width:
+                max_tokens = DEFAULT_MAX_TOKENS
+            else:
+                batch_size = shared_batch_size(len(self.examples), DEFAULT_BATCH_SIZE) if is_shared else DEFAULT_BATCH_SIZE
+        return max_tokens, batch_size
 
 
 def _warn_of_unknown(examples: Sequence[Example]) -> None:

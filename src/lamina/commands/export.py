@@ -71,7 +71,7 @@ def _write(kind: str, folder: Path, checkpoint: Checkpoint) -> Checkpoint:
 
     from lamina.interop.ctranslate2 import write_ctranslate2
     from lamina.interop.exported_folder import write_folder, write_texts
-    from lamina.interop.to_fairseq import fairseq_content
+    from lamina.interop.to_fairseq import fairseq_content, write_fairseq_texts
     from lamina.interop.to_huggingface import write_huggingface
 
     if kind == "safetensors":
@@ -81,7 +81,8 @@ def _write(kind: str, folder: Path, checkpoint: Checkpoint) -> Checkpoint:
         return write_huggingface(folder, checkpoint, console.notice)[0]
     if kind == "fairseq":
         torch.save(fairseq_content(checkpoint), folder / "model.pt")
+        write_fairseq_texts(folder, checkpoint)
     else:
         checkpoint = write_ctranslate2(folder, checkpoint, console.notice)
-    write_texts(folder, checkpoint)
+        write_texts(folder, checkpoint)
     return checkpoint

@@ -297,7 +297,7 @@ RETIRED: tuple[Retired, ...] = (
         base-layers base-shuffle base-sublayers char-inputs d2v2-multi decoder-xformers-att-config encoder-xformers-att-config
         ffn-blocks-to-remove ffn-reg-scale-factor ignore-prefix-size include-index include-target-tokens mask-multiple-length
         mask-stdev merge-src-tgt-embed mha-heads-to-keep mha-reg-scale-factor no-final-layer-norm rdrop-alpha scale-attn
-        scale-fc scale-heads scale-resids skip-masking spectral-norm-classification-head untie-weights-roberta
+        scale-fc scale-heads scale-resids skip-masking spectral-norm-classification-head
         """),
     *_refuse(_ALL, "training does not imitate rounding; --quantize int8 of generate and interactive rounds a trained model",
              "quant-noise-pq quant-noise-pq-block-size quant-noise-scalar quantization-config-path"),

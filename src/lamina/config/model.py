@@ -75,6 +75,8 @@ class EmbeddingConfig:
                            name="share-all-embeddings", paper="Press and Wolf 2017", wants=(PAIRS,))
     share_decoder: bool = flag(False, "one matrix for target embeddings and output", name="share-decoder-input-output-embed",
                                paper="Press and Wolf 2017", wants=(DECODER,))
+    unties_head: bool = flag(False, "an output matrix of its own for a model that guesses hidden words, instead of the input's",
+                             name="untie-weights-roberta", wants=(ENCODER_ONLY,))
     is_scaled: bool = flag(True, "multiply token embeddings by sqrt(embed-dim)", name="scale-embedding",
                            paper="Vaswani et al. 2017 §3.4")
     has_norm: bool = flag(False, "layer-normalise the sum of token and position embeddings", name="layernorm-embedding")

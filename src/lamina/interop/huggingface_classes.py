@@ -95,9 +95,8 @@ def class_for(checkpoint: Checkpoint) -> ModelClass:
     orders = {stack.is_pre_norm for stack in _stacks(checkpoint).values()}
     if len(orders) > 1:
         raise cannot_export("none of its models has Pre-LN in one stack and Post-LN in the other")
-    alike = CLASSES_OF_ENCODERS
-    if kind.has(PAIRS):
-        alike = tuple(own for own in CLASSES_OF_PAIRS if {own.is_pre_norm} == orders and own.has_norm == config.embedding.has_norm)
+    alike = [own for own in (CLASSES_OF_PAIRS if kind.has(PAIRS) else CLASSES_OF_ENCODERS)
+             if own.is_masked or ({own.is_pre_norm} == orders and own.has_norm == config.embedding.has_norm)]
     reason = ""
     for own in alike:
         reason = next(own.reasons(checkpoint), "")
@@ -161,12 +160,12 @@ def is_tied(own: ModelClass, config: ModelConfig) -> bool:
 def masked_config(own: ModelClass, checkpoint: Checkpoint, num_symbols: int) -> dict[str, Any]:
     """config.json of an encoder."""
     config = checkpoint.model_config()
-    stack, dropout = config.encoder, config.dropout
+    stack, dropout, embedding = config.encoder, config.dropout, config.embedding
     return {
         "architectures": [own.architecture], "model_type": own.model_type, "dtype": "float32", "vocab_size": num_symbols,
         "hidden_size": stack.model_dim, "num_hidden_layers": stack.num_layers, "num_attention_heads": stack.num_heads,
         "intermediate_size": stack.ffn_dim, "hidden_act": ACTIVATIONS[config.activation],
         "hidden_dropout_prob": dropout.dropout_p, "attention_probs_dropout_prob": dropout.attention_p,
         "max_position_embeddings": num_positions(checkpoint) + FIRST_POSITION, "type_vocab_size": 1,
-        "layer_norm_eps": config.norm_eps, "tie_word_embeddings": not config.embedding.is_scaled, "bos_token_id": BOS,
-        "pad_token_id": PAD, "eos_token_id": EOS}
+        "layer_norm_eps": config.norm_eps, "tie_word_embeddings": not (embedding.is_scaled or embedding.unties_head),
+        "bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}

@@ -107,25 +107,21 @@ def masked_tensors(checkpoint: Checkpoint, num_unread: int) -> dict[str, Tensor]
     """Of a masked language model. So many symbols more are read as <unk> and never said."""
     config, weights = checkpoint.model_config(), checkpoint.weights
     table, bias = weights["source_embedding.table.weight"], weights["head.bias"]
-    table = torch.cat([table, table[UNK].expand(num_unread, -1)])
+    table, output = (torch.cat([rows, rows[UNK].expand(num_unread, -1)])
+                     for rows in (table, weights.get("head.table.weight", table)))
     bias = torch.cat([bias, bias.new_full((num_unread,), ABSENT_BIAS)])
-    found = {}
-    for name, tensor in renamed({name: weight for name, weight in weights.items() if name.startswith("encoder.")}).items():
-        found[_masked_name(name.replace("encoder.", "encoder.sentence_encoder.", 1))] = tensor
-    for kind in ("weight", "bias"):
-        found[_masked_name(f"encoder.sentence_encoder.emb_layer_norm.{kind}")] = weights[f"source_embedding.norm.{kind}"]
-        for part, theirs in (("dense", "dense"), ("norm", "layer_norm")):
-            found[_masked_name(f"encoder.lm_head.{theirs}.{kind}")] = weights[f"head.{part}.{kind}"]
+    layers = {name: weight for name, weight in weights.items() if ".table." not in name and ".positions." not in name}
+    found = {_masked_name(name): tensor for name, tensor in renamed(layers, is_masked=True).items()}
     scale = math.sqrt(config.encoder.model_dim) if config.embedding.is_scaled else 1.0
     return found | {
         "roberta.embeddings.word_embeddings.weight": table * scale,
         "roberta.embeddings.position_embeddings.weight": positions_of(checkpoint, "encoder"),
         # A second kind of token it never has: its row adds nothing.
         "roberta.embeddings.token_type_embeddings.weight": torch.zeros(1, table.size(1)),
-        "lm_head.bias": bias, "lm_head.decoder.bias": bias.clone(), "lm_head.decoder.weight": table.clone()}
+        "lm_head.bias": bias, "lm_head.decoder.bias": bias.clone(), "lm_head.decoder.weight": output.clone()}
 
 
 def _masked_name(name: str) -> str:
-    found = masked_from_fairseq(name)
+    found = masked_from_fairseq(name.replace("layernorm_embedding", "emb_layer_norm"))
     assert found is not None, name
     return found
