@@ -113,6 +113,7 @@ class TrainOptions(TypedDict, total=False):
     distill_from: str | None
     distill_temperature: float
     distill_weight: float
+    distributed_backend: str
     distributed_init_method: str | None
     distributed_port: int
     distributed_rank: int

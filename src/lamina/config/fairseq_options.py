@@ -138,7 +138,6 @@ _NO_SPEECH = "models read text, and there are none of speech"
 _IN_DATA = "how text is cut into subwords is told to `lamina preprocess`, and the data folder and checkpoints remember it"
 
 RETIRED: tuple[Retired, ...] = (
-    *_retire("train", "GPUs talk through NCCL, processors through gloo", values="distributed-backend"),
     *_retire("train", "gradients of parts that took no part are zeros, and no rank waits for them",
              flags="find-unused-parameters"),
     *_retire("train", "ranks always exchange a few numbers, never objects", flags="fast-stat-sync"),

@@ -95,7 +95,7 @@ class PrecisionConfig:
     checkpoint_activations: bool = flag(False, "keep only each layer's input for the gradient and compute the rest again: deep "
                                                "models in a fraction of the memory, a third slower",
                                         paper="Chen et al. 2016")
-    cpu: bool = flag(False, "stay on the processor even where there is a GPU")
+    cpu: bool = flag(False, "stay on the CPU even where there is a GPU")
 
     def __post_init__(self) -> None:
         check(not (self.fp16 and self.bf16), "--fp16 and --bf16 exclude each other; on recent GPUs take --bf16.")

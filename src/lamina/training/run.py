@@ -203,15 +203,16 @@ def _updater(config: TrainConfig, task: Task, model: Any, dtype: torch.dtype, ra
 
 def _weights(config: TrainConfig, model: Any, dtype: torch.dtype, ranks: Ranks, reporter: Reporter) -> FlatWeights:
     options = config.ranks
-    if ranks.size == 1:
+    accumulates = max(config.optimization.update_freq) > 1
+    if not ranks.talks:
         if options.is_sharded:
             reporter.note("--fsdp has no effect on one rank: it holds all weights")
-        return FlatWeights(model, dtype, accumulates=max(config.optimization.update_freq) > 1)
+        return FlatWeights(model, dtype, accumulates=accumulates)
     if options.is_sharded:
         from lamina.distributed.sharded import ShardedWeights  # here, since it takes a second to import
 
         return ShardedWeights(model, dtype, ranks)
-    return ReplicatedWeights(model, dtype, ranks, options.bucket_cap_mb * 2**20 // 4)
+    return ReplicatedWeights(model, dtype, ranks, options.bucket_cap_mb * 2**20 // 4, accumulates=accumulates)
 
 
 def _open_log(config: TrainConfig, start: StartingPoint | None, progress: Progress, keeper: Keeper, model: Any, ranks: Ranks,
