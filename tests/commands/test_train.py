@@ -248,7 +248,8 @@ def test_resuming_inside_an_epoch_with_other_batches_keeps_the_place_in_sentence
     before = last(tmp_path).training["progress"]
     assert train(longer_data, tmp_path, "--max-update", "5", *other) == 0
     line = re.search(r"batches are not those that epoch 1 of the checkpoint had \(as with another --max-tokens or --seed\): "
-                     r"it continues after as many pairs, (\d+) of 120, at batch (\d+) of (\d+) instead of 4; some may come twice",
+                     r"it continues after as many pairs, (\d+) of 120, at batch (\d+) of (\d+) instead of 4; some may come "
+                     r"twice",
                      capsys.readouterr().out)
     done, place, number = map(int, line.groups())
     assert done == before["sentences_done"]
