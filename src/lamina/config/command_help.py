@@ -22,11 +22,11 @@ EVERYDAY = {
         log-interval tracker tensorboard-logdir wandb-project print-config plan""",
     "generate": """
         data source-lang target-lang gen-subset max-tokens batch-size path model-overrides encoder-layers-to-keep
-        decoder-layers-to-keep cpu quantize beam nbest lenpen max-len-a max-len-b sampling sampling-topp no-repeat-ngram-size
-        constraints remove-bpe print-alignment quiet sacrebleu metric results-path json user-dir""",
+        decoder-layers-to-keep cascade cpu quantize beam nbest lenpen max-len-a max-len-b sampling sampling-topp
+        no-repeat-ngram-size constraints remove-bpe print-alignment quiet sacrebleu metric results-path json user-dir""",
     "interactive": """
-        path source-lang target-lang input buffer-size encoder-layers-to-keep decoder-layers-to-keep cpu quantize beam nbest
-        lenpen max-len-a max-len-b sampling sampling-topk sampling-topp temperature seed constraints remove-bpe plain
+        path source-lang target-lang input buffer-size encoder-layers-to-keep decoder-layers-to-keep cascade cpu quantize beam
+        nbest lenpen max-len-a max-len-b sampling sampling-topk sampling-topp temperature seed constraints remove-bpe plain
         print-alignment user-dir""",
     "analyze depth": """
         checkpoint out step seed cpu data task arch encoder-layers decoder-layers init-type deepnet-layers user-dir""",
