@@ -19,7 +19,7 @@ EVERYDAY = {
         encoder-layers-to-keep decoder-layers-to-keep max-tokens update-freq criterion label-smoothing optimizer adam-betas
         clip-norm lr lr-scheduler warmup-updates max-epoch max-update patience fp16 cpu eval-bleu best-checkpoint-metric
         save-dir restore-file finetune-from-model save-interval-updates keep-last-epochs epoch-checkpoints log-format
-        log-interval tracker tensorboard-logdir wandb-project print-config""",
+        log-interval tracker tensorboard-logdir wandb-project print-config plan""",
     "generate": """
         data source-lang target-lang gen-subset max-tokens batch-size path model-overrides encoder-layers-to-keep
         decoder-layers-to-keep cascade cpu quantize beam nbest lenpen max-len-a max-len-b sampling sampling-topp
