@@ -87,7 +87,7 @@ class CapturedPasses:
             self._passes.pop(key)
         if key not in self._passes:
             # Capturing runs passes for nothing: what they add to is put right again.
-            total = self.weights.grad.clone() if self.weights.accumulates else None
+            total = None if self.weights.replaces else self.weights.grad.clone()
             saved_sums = sums.clone()
             is_captured = self._capture(key, static, room_for(sizes, known.room if known else ()))
             self.weights.forget_grad_()
@@ -133,7 +133,6 @@ class CapturedPasses:
     def _pass(self, batch: AnyBatch, room: Sizes) -> None:
         with self.weights.gathering(), replaced(self._parts), self.model.head.with_room(room):
             self.forward_backward(batch, is_compiled=self.is_compiled)
-        self.weights.collect_grad_()
 
 
 def room_for(sizes: Sizes, least: Sizes = ()) -> Sizes:
