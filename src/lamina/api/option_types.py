@@ -156,6 +156,7 @@ class TrainOptions(TypedDict, total=False):
     freeze: str | Sequence[str]
     freq_weighted_replacement: bool
     fsdp: bool
+    fsdp_size: int | None
     fusion: str
     init_token: int
     init_type: str
