@@ -52,10 +52,12 @@ class Score:
 
     @property
     def total(self) -> float:
+        """The log-probability of all tokens."""
         return sum(self.token_scores)
 
     @property
     def mean(self) -> float:
+        """The log-probability per token."""
         return self.total / len(self.token_scores)
 
     @property
