@@ -77,7 +77,7 @@ def find_languages(folder: Path, split: str, source: str | None, target: str | N
         raise DataError(f"the languages of {folder} cannot be told: of the files {split}.SRC-TGT.SRC.idx there are {found}. "
                         f"{advice}")
     found_source, found_target = pairs.pop()
-    # A folder made for one direction serves the other too, as in the references.
+    # A folder made for one direction serves the other too, as in fairseq.
     if source == found_target or target == found_source:
         return Languages(found_target, found_source)
     return Languages(found_source, found_target)
@@ -164,7 +164,7 @@ class ParallelCorpus:
 def open_corpus(folder: Path, split: str, languages: Languages, vocabulary_sizes: tuple[int, int], *,
                 adds_numbered: bool = False, upsample_primary: int = 1,
                 max_source_length: int | None = None) -> ParallelCorpus:
-    """A split; with `adds_numbered`, SPLIT1, SPLIT2, ... beside it are appended, as the references do for training."""
+    """A split; with `adds_numbered`, SPLIT1, SPLIT2, ... beside it are appended, as fairseq does for training."""
     check_finished(folder)
     parts = [_open_pair(folder, split, languages)] * upsample_primary
     number = 1

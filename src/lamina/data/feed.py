@@ -217,7 +217,7 @@ class Feed:
                 while pending:
                     yield pending.popleft().result()
             finally:
-                # Whoever stops reading half-way should not wait for batches that nobody will see.
+                # A caller that stops reading half-way should not wait for batches it will not see.
                 threads.shutdown(wait=False, cancel_futures=True)
 
     def _load(self, indices: list[int], epoch: int, number: int) -> AnyBatch:

@@ -69,7 +69,7 @@ class _MaskedRow(NamedTuple):
 
 
 class MaskedBlocks:
-    """Blocks with <s> in front, masked anew each epoch. A mask depends on the seed, the epoch and the block alone."""
+    """Blocks with <s> in front, masked again each epoch. A mask depends on the seed, the epoch and the block alone."""
 
     unit = "blocks"
 

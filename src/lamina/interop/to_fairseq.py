@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +115,7 @@ def state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
     is_masked = checkpoint.kind.has(ENCODER_ONLY)
     sides = ("encoder", "decoder") if checkpoint.kind.has(PAIRS) else () if is_masked else ("decoder",)
     found = {f"{side}.version": torch.tensor([_VERSION]) for side in sides}
-    for name, weight in checkpoint.weights.items():
-        for theirs in _masked_names(name) if is_masked else _names(name):
-            (place,) = places(theirs)
-            assert place.name == name, (name, place.name)
-            found[theirs] = place.view(weight).clone()
+    found |= renamed(checkpoint.weights, is_masked=is_masked)
     if is_masked:
         return _of_roberta(checkpoint, found)
     config = checkpoint.model_config()
@@ -127,6 +124,17 @@ def state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
     if "head.table.weight" in checkpoint.weights:
         # 0.9's name for an output of its own; later versions rename it on loading.
         found["decoder.embed_out"] = checkpoint.weights["head.table.weight"].clone()
+    return found
+
+
+def renamed(weights: Mapping[str, Tensor], *, is_masked: bool = False) -> dict[str, Tensor]:
+    """fairseq's tensors for ours; without the output table, but in an encoder alone (`is_masked`)."""
+    found = {}
+    for name, weight in weights.items():
+        for theirs in _masked_names(name) if is_masked else _names(name):
+            (place,) = places(theirs)
+            assert place.name == name, (name, place.name)
+            found[theirs] = place.view(weight).clone()
     return found
 
 
