@@ -46,10 +46,10 @@ def test_every_block_is_a_file_and_every_command_runs(my_parts, capsys):
     assert "criterion confidence_penalty" in said.err + said.out
     assert "exact match = 100.0\nmetric:exact\nBLEU4 = 100.00, " in said.out
     assert "Generate valid with beam=5: exact match = " in said.out
-    assert main(["prune", "checkpoints/two/checkpoint_last.pt", "--encoder-layers-to-keep", "0,", "--output", "x.pt",
+    assert main(["prune", "checkpoints/two/checkpoint_last.pt", "--encoder-layers-to-keep", "0", "--output", "x.pt",
                  "--user-dir", "my_parts"]) == 2
     assert "--fusion top-two cannot be pruned" in capsys.readouterr().err
-    assert main(["prune", "checkpoints/again/checkpoint_last.pt", "--encoder-layers-to-keep", "0,", "--output", "x.pt",
+    assert main(["prune", "checkpoints/again/checkpoint_last.pt", "--encoder-layers-to-keep", "0", "--output", "x.pt",
                  "--user-dir", "my_parts"]) == 2
     assert "--mixing input-again cannot be pruned" in capsys.readouterr().err
     assert main(["train", "--help", "--user-dir", "my_parts"]) == 0

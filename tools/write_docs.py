@@ -98,8 +98,8 @@ Training:
   below `--min-loss-scale` a float16 run. The message names the update and the parameter, and the exit code is 2.
 - **Many GPUs**: as there, `lamina train` uses all that it sees, and torchrun and Slurm span machines ([how](multi-gpu.md)). The
   first lines of a run say what its effective batch is.
-- **`--encoder-layers-to-keep 3`** keeps three layers, evenly spaced, where fairseq keeps layer 3: write `3,` for that.
-  Pruning one side leaves the other whole, and what a pruned model saves loads with and without the list
+- **`--encoder-layers-to-keep 3`** keeps layer 3 alone, as in fairseq, also in `--model-overrides`; three layers, evenly spaced,
+  are `even:3`. Pruning one side leaves the other whole, and what a pruned model saves loads with and without the list
   ([LayerDrop](layerdrop.md#prune-on-demand)).
 - **LayerDrop** draws for each sentence which layers it leaves out. fairseq draws for each batch, as `--layerdrop-draws batch`
   does ([LayerDrop](layerdrop.md#who-leaves-out-a-layer)).
@@ -123,7 +123,7 @@ and the order of batches that its checkpoint was trained with (before there was 
 | embeddings, learned positions, output | normal, 1/sqrt(width); zero where padding is looked up |
 | adaptive input | tables as embeddings, projections Xavier uniform |
 | adaptive softmax of its own | Xavier uniform; frequent words and the bands' entries as one matrix |
-| masked language models | all matrices normal, 0.02, and biases zero |
+| masked language models | all matrices normal, 0.02, and biases zero; the matrix of `--untie-weights-roberta` as torch's own |
 | a sentence head | fairseq: torch's own; Lamina: normal, 0.02, and zero, as BERT's |
 
 All rows but the first are the same in 0.9 and main. So is `transformer_lm`: Pre-LN with a norm after the last layer, which the

@@ -58,6 +58,7 @@ class FlagInfo:
     wants: tuple[str, ...] = ()  # traits of a task, any of which makes it do something; none: it does with all tasks
     metavar: str | None = None
     bare_value: Any = NO_VALUE  # what `--flag` alone means, where a value is optional
+    form: str = ""  # of such a value where there are no choices: a regular expression that tells it from the next word
     positional: bool = False
     off_aliases: tuple[str, ...] = ()  # of a switch: other names that turn it off, besides --no-NAME
     is_list: bool = False  # a tuple written as several words, --inputs a b c, so that an item may hold a comma

@@ -124,7 +124,7 @@ def test_devices_and_precisions_that_are_not_there_are_named(path, model):
 
 def test_pruning_in_python_is_pruning_on_the_command_line(model, path, tmp_path):
     small = model.prune(encoder=2, decoder=[0, 2])
-    flags = ["--encoder-layers-to-keep", "2", "--decoder-layers-to-keep", "0,2", "--output", str(tmp_path / "cli.pt")]
+    flags = ["--encoder-layers-to-keep", "even:2", "--decoder-layers-to-keep", "0,2", "--output", str(tmp_path / "cli.pt")]
     assert main(["prune", str(path), *flags]) == 0
     assert small.save(tmp_path / "small.pt") == tmp_path / "small.pt"
     ours, theirs = load_checkpoint(tmp_path / "small.pt"), load_checkpoint(tmp_path / "cli.pt")

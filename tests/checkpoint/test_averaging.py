@@ -190,12 +190,12 @@ def test_layers_of_twice_pruned_checkpoints_are_those_of_the_model_as_trained(tm
     whole = deep_checkpoint(4)
     twice = [prune_checkpoint(prune_checkpoint(whole, Keep(encoder=first)), Keep(encoder=(1,)))
              for first in ((0, 1, 3), (0, 2, 3), (1, 2, 3))]
-    assert {small.config["encoder-layers-to-keep"] for small in twice} == {"1, of 3"}
-    assert [layers_as_trained(small)["encoder"] for small in twice] == ["1, of 4", "2, of 4", "2, of 4"]
+    assert {small.config["encoder-layers-to-keep"] for small in twice} == {"1 of 3"}
+    assert [layers_as_trained(small)["encoder"] for small in twice] == ["1 of 4", "2 of 4", "2 of 4"]
     paths = save_all(tmp_path, twice)
-    with pytest.raises(CheckpointError, match=r"layers 1, of 4 of its encoder and .* layers 2, of 4"):
+    with pytest.raises(CheckpointError, match=r"layers 1 of 4 of its encoder and .* layers 2 of 4"):
         average_checkpoints(paths[:2])
-    assert layers_as_trained(average_checkpoints(paths[1:])) == {"encoder": "2, of 4"}
+    assert layers_as_trained(average_checkpoints(paths[1:])) == {"encoder": "2 of 4"}
 
 
 def test_a_folded_checkpoint_and_one_that_was_not_have_no_average(tmp_path):

@@ -59,7 +59,7 @@ def test_fold_and_prune_take_it_as_it_is(tmp_path):
     path = write_fixture_file(tmp_path, "admin_adaptive")
     assert main(["fold", str(path), "--output", str(tmp_path / "folded.pt")]) == 0
     assert load_checkpoint(tmp_path / "folded.pt").config["init-type"] == "default"
-    assert main(["prune", str(path), "--encoder-layers-to-keep", "0,", "--output", str(tmp_path / "small.pt")]) == 0
+    assert main(["prune", str(path), "--encoder-layers-to-keep", "0", "--output", str(tmp_path / "small.pt")]) == 0
     assert load_checkpoint(tmp_path / "small.pt").model_config().encoder.num_layers == 1
 
 
@@ -108,7 +108,7 @@ def test_an_optimizer_that_does_not_fit_starts_afresh(trained, capsys):
     torch.save(content, trained / "odd.pt")
     capsys.readouterr()
     resumed = weights_after(trained, "odd", "--restore-file", str(trained / "odd.pt"), "--max-update", "1")
-    assert "the optimizer starts afresh, since the checkpoint's state does not fit: its optimizer has 2 groups" in \
+    assert "the optimizer starts from scratch, since the checkpoint's state does not fit: its optimizer has 2 groups" in \
         capsys.readouterr().out
     assert resumed.training["progress"]["updates"] == 1
 

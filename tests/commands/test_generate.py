@@ -501,7 +501,7 @@ def test_eight_bits_translate_nearly_the_same(trained, capsys):
 
 @pytest.mark.skipif(not can_prepack(), reason="no oneDNN kernels here")
 def test_eight_bits_with_fewer_layers_in_a_pipe(trained, capsys, monkeypatch):
-    flags = ["--quantize", "int8", "--decoder-layers-to-keep", "0,"]
+    flags = ["--quantize", "int8", "--decoder-layers-to-keep", "0"]
     texts = [text for _, text in rows(generate(capsys, trained, *flags), "D").values()]
     sources = [source for (source,) in rows(generate(capsys, trained), "S").values()]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(sources).encode())))

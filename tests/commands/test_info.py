@@ -66,10 +66,10 @@ def test_what_it_was_made_from(folder, capsys):
     last = str(folder / "checkpoint_last.pt")
     assert main(["average", "--inputs", last, "--output", str(folder / "mean.pt")]) == 0
     assert described(capsys, folder / "mean.pt")["made_from"] == {"averaged": ["checkpoint_last.pt"]}
-    assert main(["prune", last, "--encoder-layers-to-keep", "0,", "--output", str(folder / "small.pt")]) == 0
+    assert main(["prune", last, "--encoder-layers-to-keep", "0", "--output", str(folder / "small.pt")]) == 0
     info = described(capsys, folder / "small.pt")
     assert info["made_from"] == {"pruned": "checkpoint_last.pt"}
-    assert info["techniques"]["encoder-layers-to-keep"] == "0, of 2"
+    assert info["techniques"]["encoder-layers-to-keep"] == "0 of 2"
     assert info["model"]["encoder"]["layers"] == 1
     assert main(["info", str(folder / "small.pt")]) == 0
     assert "pruned from  checkpoint_last.pt" in capsys.readouterr().out

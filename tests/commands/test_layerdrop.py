@@ -134,10 +134,24 @@ def test_generate_with_fewer_layers(trained, capsys):
     assert [line.split("\t")[2] for line in both] == [line.split("\t")[2] for line in pruned]
 
 
+def test_a_number_that_stands_alone_is_a_layer_as_in_fairseq(trained, capsys, tmp_path):
+    data, path = trained
+    _, third = hypotheses(capsys, data, "--path", path, "--decoder-layers-to-keep", "2")
+    for overrides in ("{'decoder_layers_to_keep':'2'}", "{'decoder_layers_to_keep':2}"):
+        assert hypotheses(capsys, data, "--path", path, "--model-overrides", overrides)[1] == third
+    assert main(["prune", str(path), "--decoder-layers-to-keep", "2", "--output", str(tmp_path / "third.pt")]) == 0
+    assert "| decoder layers 2 of 4" in capsys.readouterr().out.splitlines()
+    assert hypotheses(capsys, data, "--path", tmp_path / "third.pt")[1] == third
+    translator = lamina.load(path, encoder_layers_to_keep=3, decoder_layers_to_keep="2")  # Python's numbers are counts
+    assert [len(stack.layers) for stack in (translator.models[0].encoder, translator.models[0].decoder)] == [3, 1]
+    _, first = hypotheses(capsys, data, "--path", path, "--model-overrides", "{'decoder_layers_to_keep':'0'}")
+    assert first != third
+
+
 def test_interactive_and_rescore_prune_too(trained, capsys, tmp_path, monkeypatch):
     _, path = trained
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the moon sings\n")))
-    assert main(["interactive", "--path", str(path), "--cpu", "--plain", "--decoder-layers-to-keep", "2"]) == 0
+    assert main(["interactive", "--path", str(path), "--cpu", "--plain", "--decoder-layers-to-keep", "even:2"]) == 0
     captured = capsys.readouterr()
     assert LINE in captured.err.splitlines()
     assert len(captured.out.splitlines()) == 1
@@ -155,9 +169,11 @@ def test_interactive_and_rescore_prune_too(trained, capsys, tmp_path, monkeypatc
     (["--decoder-layers-to-keep", "0,0"], "names layer 0 twice"),
     (["--decoder-layers-to-keep", ""], "is empty"),
     (["--decoder-layers-to-keep", "x"], "must be layers counted from 0"),
-    (["--model-overrides", "{'decoder_layers_to_keep': '5'}"], "asks for 5 layers, but the decoder of"),
+    (["--model-overrides", "{'decoder_layers_to_keep': 'even:5'}"], "asks for 5 layers, but the decoder of"),
+    (["--model-overrides", "{'decoder_layers_to_keep': '5'}"], "names layer 5, but the decoder of"),
+    (["--model-overrides", "{'decoder_layers_to_keep': 2.5}"], "the layers to keep are 2.5"),
     (["--model-overrides", "{'decoder_layers_to_kep': '5'}"], "Did you mean --decoder-layers-to-keep?"),
-    (["--decoder-layers-to-keep", "1,", "--model-overrides", "{'decoder_layers_to_keep': '5'}"], "is given twice"),
+    (["--decoder-layers-to-keep", "1", "--model-overrides", "{'decoder_layers_to_keep': '5'}"], "is given twice"),
 ])
 def test_bad_lists(trained, capsys, flags, message):
     data, path = trained
@@ -193,7 +209,7 @@ def test_training_a_pruned_model_on(trained, tmp_path, capsys, how):
     assert plain == again
     assert LINE not in captured.out
     cases = [((), (2, 2)), (KEEP, (2, 2)), (("--encoder-layers", "2", "--decoder-layers", "2"), (2, 2)),
-             (("--decoder-layers-to-keep", "1"), (2, 1))]
+             (("--decoder-layers-to-keep", "even:1"), (2, 1))]
     for number, (flags, depth) in enumerate(cases):
         folder = shutil.copytree(save_dir, tmp_path / str(number))
         assert train(data, folder, *flags, "--max-update", str(updates + 1)) == 0
@@ -215,7 +231,7 @@ def test_without_a_checkpoint_the_model_is_small_from_the_start(trained, tmp_pat
 def test_a_model_trained_without_layerdrop_is_warned_of(trained, tmp_path, capsys):
     data, _ = trained
     assert train(data, tmp_path, "--max-update", "1") == 0
-    captured, _ = hypotheses(capsys, data, "--path", tmp_path / "checkpoint_last.pt", "--decoder-layers-to-keep", "2")
+    captured, _ = hypotheses(capsys, data, "--path", tmp_path / "checkpoint_last.pt", "--decoder-layers-to-keep", "even:2")
     assert "was trained without --decoder-layerdrop" in captured.err
     assert "encoder-layerdrop" not in captured.err
 
@@ -256,7 +272,7 @@ def test_fusion_and_deep_residuals_drop_prune_and_go_on(trained, tmp_path, capsy
         start = ["--restore-file", str(full)] if updates == 4 else []
         assert train(data, tmp_path / "half", *flags, *keep, *start, "--max-update", str(updates)) == 0
         is_reset = updates == 4 and "--transparent-attention" in flags
-        assert ("the optimizer starts afresh for memory.weight" in capsys.readouterr().out) == is_reset
+        assert ("the optimizer starts from scratch for memory.weight" in capsys.readouterr().out) == is_reset
     assert load_checkpoint(tmp_path / "half" / "checkpoint_last.pt").training["progress"]["updates"] == 5
     # Pruned on demand and pruned to a file: the same translations.
     _, demanded = hypotheses(capsys, data, "--path", full, *keep)
@@ -268,5 +284,5 @@ def test_fusion_and_deep_residuals_drop_prune_and_go_on(trained, tmp_path, capsy
 def test_pruning_in_place_is_warned_of(trained, tmp_path, capsys):
     data, path = trained
     shutil.copy(path, tmp_path / "checkpoint_last.pt")
-    assert train(data, tmp_path, "--decoder-layers-to-keep", "2", "--max-update", "1") == 0
+    assert train(data, tmp_path, "--decoder-layers-to-keep", "even:2", "--max-update", "1") == 0
     assert "take the place of the whole one's" in capsys.readouterr().out

@@ -66,7 +66,7 @@ class Bench:
         return self.out()
 
     def prune(self):
-        assert main(["prune", self.path, "--decoder-layers-to-keep", "0,", "--output", self.out()]) == 0
+        assert main(["prune", self.path, "--decoder-layers-to-keep", "0", "--output", self.out()]) == 0
         return self.out()
 
     def fold(self):
@@ -116,6 +116,6 @@ def test_all_marks_and_all_commands_that_write_checkpoints_are_tried():
 def test_a_folded_model_cannot_be_pruned_whatever_was_done_to_it(trained, tmp_path, capsys, way):
     bench = Bench(trained, tmp_path, {"folded": "admin"})
     path = bench.path if way is None else getattr(bench, way)()
-    assert main(["prune", path, "--decoder-layers-to-keep", "0,", "--output", str(tmp_path / "small.pt")]) == 2
+    assert main(["prune", path, "--decoder-layers-to-keep", "0", "--output", str(tmp_path / "small.pt")]) == 2
     assert "Prune the model as it was trained" in capsys.readouterr().err
     assert load_any(path).model_config().init == DefaultInit()

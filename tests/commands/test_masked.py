@@ -154,7 +154,7 @@ def test_subwords_of_raw_text(tmp_path, folder):
     ([*MASKED, "--leave-unmasked-prob", "0.6", "--random-token-prob", "0.6"], "together they must not exceed 1"),
     ([*MASKED, "--num-classes", "2"], "--num-classes has no effect with --task masked_lm"),
     ([*MASKED, "--decoder-layers", "3"], "--decoder-layers has no effect with --task masked_lm"),
-    ([*MASKED, "--decoder-layers-to-keep", "0,"], "--decoder-layers-to-keep has no effect with --task masked_lm"),
+    ([*MASKED, "--decoder-layers-to-keep", "0"], "--decoder-layers-to-keep has no effect with --task masked_lm"),
     ([*MASKED, "--surfacefusion", "att"], "--surfacefusion has no effect with --task masked_lm"),
     ([*MASKED, "--share-decoder-input-output-embed"], "has no effect with --task masked_lm"),
     ([*MASKED, "--eval-bleu"], "--eval-bleu has no effect with --task masked_lm"),
@@ -263,7 +263,7 @@ def test_finetuning_a_pretrained_model(pretrained, folder, tmp_path, capsys):
     assert train(folder / "task", tmp_path / "whole", *line) == 0
     assert load_checkpoint(tmp_path / "whole" / "checkpoint_best.pt").metrics["accuracy"] > 0.95
     capsys.readouterr()
-    assert train(folder / "task", tmp_path / "half", *line, "--encoder-layers-to-keep", "0,") == 0
+    assert train(folder / "task", tmp_path / "half", *line, "--encoder-layers-to-keep", "0") == 0
     assert "| Pruning model to specified layer configuration" in capsys.readouterr().out
     half = load_checkpoint(tmp_path / "half" / "checkpoint_best.pt")
     assert half.config["encoder-layers"] == 1
@@ -271,6 +271,25 @@ def test_finetuning_a_pretrained_model(pretrained, folder, tmp_path, capsys):
     model = lamina.load(tmp_path / "half" / "checkpoint_best.pt", device="cpu")
     assert model.predict("sentence_classification_head", "the gloomy bird sang on the tree .").label == "neg"
     assert model.fill_mask("the <mask> bird sang on the tree .")
+
+
+def test_a_head_with_an_output_matrix_of_its_own(folder, tmp_path, capsys):
+    """--untie-weights-roberta: trained, saved, fine-tuned and given to fairseq."""
+    assert train(folder / "lm", tmp_path / "mlm", *MASKED, "--untie-weights-roberta", "--max-update", "3") == 0
+    path = tmp_path / "mlm" / "checkpoint_last.pt"
+    stored = load_checkpoint(path)
+    assert stored.weights["head.table.weight"].shape == stored.weights["source_embedding.table.weight"].shape
+    assert not torch.equal(stored.weights["head.table.weight"], stored.weights["source_embedding.table.weight"])
+    assert lamina.load(path, device="cpu").fill_mask("the <mask> bird sang on the tree .")
+    assert main(["export", str(path), "--format", "fairseq", "--output", str(tmp_path / "folder")]) == 0
+    again = lamina.load(tmp_path / "folder" / "model.pt", device="cpu")
+    tokens = torch.tensor([[0, 5, 6, 7, 2]])
+    assert torch.equal(again.models[0].logits(tokens), lamina.load(path, device="cpu").models[0].logits(tokens))
+    begin = [*FINE, "--finetune-from-model", path, "--max-update", "1"]
+    assert train(folder / "task", tmp_path / "fine", *begin, "--untie-weights-roberta") == 0
+    capsys.readouterr()
+    assert train(folder / "task", tmp_path / "tied", *begin) == 2
+    assert "--untie-weights-roberta" in capsys.readouterr().err
 
 
 def test_a_pruned_model_fills_what_the_whole_one_fills_with_layers_skipped(pretrained):
@@ -285,7 +304,7 @@ def test_a_pruned_model_fills_what_the_whole_one_fills_with_layers_skipped(pretr
 
 
 def test_prune_writes_and_searches(pretrained, classifier, folder, tmp_path, capsys):
-    assert main(["prune", str(pretrained), "--encoder-layers-to-keep", "1,", "--output", str(tmp_path / "one.pt")]) == 0
+    assert main(["prune", str(pretrained), "--encoder-layers-to-keep", "1", "--output", str(tmp_path / "one.pt")]) == 0
     small = lamina.load(tmp_path / "one.pt", device="cpu")
     expected = lamina.load(pretrained, device="cpu", encoder_layers_to_keep=[1])
     text = "the happy cat <mask> on the mat ."

@@ -108,6 +108,6 @@ def test_parts_of_killed_commands_are_cleared_away(made, tmp_path, command):
     (tmp_path / f".y.{dead}").mkdir()
     (tmp_path / f".y.{dead}" / "model.safetensors").write_text("half")
     model = str(made / "model/checkpoint_last.pt")
-    words = {"average": ["--inputs", model], "export": [model], "prune": [model, "--encoder-layers-to-keep", "0,"]}[command]
+    words = {"average": ["--inputs", model], "export": [model], "prune": [model, "--encoder-layers-to-keep", "0"]}[command]
     assert main([command, *words, "--output", str(tmp_path / "out.pt")]) == 0
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".part")]

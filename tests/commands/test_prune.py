@@ -302,8 +302,8 @@ def test_the_angular_guess_takes_out_a_block(trained, tmp_path, capsys):
 def test_healing_trains_the_cut_model_and_writes_the_best_of_it(trained, tmp_path, capsys, teacher):
     data, path = trained
     output = tmp_path / "healed.pt"
-    lines = prune(capsys, path, data, "--encoder-layers-to-keep", "1", "--output", output, "--heal", "10", "--heal-lr", "0.01",
-                  "--distill-weight", teacher, "--cpu")
+    lines = prune(capsys, path, data, "--encoder-layers-to-keep", "even:1", "--output", output, "--heal", "10", "--heal-lr",
+                  "0.01", "--distill-weight", teacher, "--cpu")
     assert any("learning from" in line for line in lines) == (teacher == "0.5")
     assert any("10 updates are done" in line for line in lines)
     healed, cut = load_checkpoint(output), load_checkpoint(tmp_path / "healed.heal" / "cut.pt")

@@ -47,7 +47,7 @@ def test_train_search_and_translate(tmp_path, capsys, precision):
                      "--output", str(tmp_path / f"{metric}.pt")]) == 0
         assert load_checkpoint(tmp_path / f"{metric}.pt").model_config().decoder.num_layers == 2
     half = tmp_path / "half"
-    assert main(["train", data, *flags, "--encoder-layers-to-keep", "2", "--restore-file", full, "--max-epoch", "3",
+    assert main(["train", data, *flags, "--encoder-layers-to-keep", "even:2", "--restore-file", full, "--max-epoch", "3",
                  "--save-dir", str(half)]) == 0
     capsys.readouterr()
     assert main(["generate", data, "--gen-subset", "valid", "--path", str(half / "checkpoint_last.pt"), precision]) == 0

@@ -190,7 +190,7 @@ def test_averages_are_of_merged_matrices(tuned):
 def test_pruning_keeps_it_apart(tuned, tmp_path):
     last = tuned[1] / "checkpoint_last.pt"
     whole = load_checkpoint(last).build_model().eval()
-    assert main(["prune", str(last), "--decoder-layers-to-keep", "1,", "--output", f"{tmp_path}/pruned.pt"]) == 0
+    assert main(["prune", str(last), "--decoder-layers-to-keep", "1", "--output", f"{tmp_path}/pruned.pt"]) == 0
     pruned = load_checkpoint(tmp_path / "pruned.pt")
     assert "decoder.layers.0.ffn.fc1.lora.up" in pruned.weights
     source, target = torch.tensor([[4, 5, 6, 2]]), torch.tensor([[2, 7, 8, 9]])

@@ -43,7 +43,7 @@ def folders(tmp_path_factory):
 
 def rows(text):
     """What the log says, less what the clock decides."""
-    clock = {"wps", "ups", "eta", "mem_gib", "train_wall", "eta_s"}
+    clock = {"wps", "ups", "eta", "mem_gib", "train_wall", "eta_s", "data_wait"}
     found = [json.loads(line) for line in text.splitlines() if line.startswith("{") and "note" not in json.loads(line)]
     return [{name: value for name, value in row.items() if name not in clock} for row in found]
 

@@ -153,7 +153,7 @@ def test_a_checkpoint_is_not_pruned_to_the_same_layers_twice(again):
     less, said, _ = load_with(small, decoder="1,")
     assert said == [PRUNING_LINE]
     assert torch.equal(less.weights["decoder.layers.0.ffn.fc1.weight"], checkpoint().weights["decoder.layers.2.ffn.fc1.weight"])
-    assert structure_of(less) == {"decoder-layers-to-keep": "1, of 2", "decoder-layers": 1}
+    assert structure_of(less) == {"decoder-layers-to-keep": "1 of 2", "decoder-layers": 1}
     assert structure_of(checkpoint()) == {}
 
 

@@ -10,7 +10,7 @@ from lamina.training.events import Event
 from lamina.training.train_log import TrainLog
 from tiny import TINY_FLAGS, make_data
 
-CLOCK = {"wps", "ups", "mem_gib", "eta_s", "train_wall"}
+CLOCK = {"wps", "ups", "mem_gib", "eta_s", "train_wall", "data_wait"}
 
 
 @pytest.fixture(scope="module")

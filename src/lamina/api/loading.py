@@ -16,6 +16,7 @@ from lamina.api.masked_model import MaskedLanguageModel
 from lamina.api.outputs import OptionValue, parse_device, parse_dtype, silent, warn_in_python, writing_dtype
 from lamina.api.translator import Translator
 from lamina.checkpoint.format import Checkpoint
+from lamina.config.keep import as_text
 from lamina.errors import CheckpointError, ConfigError
 from lamina.files import split_paths
 from lamina.interop.any_format import load_any
@@ -78,9 +79,9 @@ def load(path: Paths, device: torch.device | str | None = None, dtype: torch.dty
         dtype: "fp32", "fp16", "bf16", torch's names of them or a torch.dtype. If left out, models that write texts compute in
             float16 on a GPU; everything else is float32.
         task: the task that the checkpoint must be of. It tells type checkers what comes back; without it, that is a union.
-        encoder_layers_to_keep, decoder_layers_to_keep: prune every model: a list of layers, a number of them, or text as for
+        encoder_layers_to_keep, decoder_layers_to_keep: prune every model: a list of layers, how many to keep, or text as for
             the flags.
-        overrides: settings of the model by flag, in place of the stored ones; they may hold these two.
+        overrides: settings of the model by flag, in place of the stored ones; they may hold these two, with the flags' meaning.
         dict_dir: a folder, or several, where the dictionaries of a checkpoint of fairseq are looked for, besides its own.
         source_lang, target_lang: its languages, where it does not say them.
         quantize: "int8" rounds the matrices of linear layers, and what they are multiplied with, to 8 bits on a CPU: faster,
@@ -106,8 +107,8 @@ def load(path: Paths, device: torch.device | str | None = None, dtype: torch.dty
     dtype = parse_dtype(dtype)
     prepacking = _prepacking(quantize, device, dtype or writing_dtype(device) or torch.float32) if prepack or quantize else None
     models, described = [], []
-    overrides = {"encoder-layers-to-keep": encoder_layers_to_keep, "decoder-layers-to-keep": decoder_layers_to_keep,
-                 **(overrides or {})}
+    kept = {"encoder-layers-to-keep": encoder_layers_to_keep, "decoder-layers-to-keep": decoder_layers_to_keep}
+    overrides = {name: as_text(layers) for name, layers in kept.items() if layers is not None} | dict(overrides or {})
     folders = [dict_dir] if isinstance(dict_dir, (str, Path)) else dict_dir or ()
     places = DictionaryPlaces.of(*folders, source_lang=source_lang, target_lang=target_lang)
     for number, place in enumerate(paths):

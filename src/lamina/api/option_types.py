@@ -108,10 +108,12 @@ class TrainOptions(TypedDict, total=False):
     decoder_reads: str | Sequence[str]
     deepnet_layers: int | Sequence[int] | str
     device_id: int | None
+    device_tflops: float | None
     disable_validation: bool
     distill_from: str | None
     distill_temperature: float
     distill_weight: float
+    distributed_backend: str
     distributed_init_method: str | None
     distributed_port: int
     distributed_rank: int
@@ -214,10 +216,12 @@ class TrainOptions(TypedDict, total=False):
     optimizer: str
     pack: bool
     patience: int
+    plan: bool
     poly_pow: float
     pooler_activation_fn: str
     pooler_dropout: float
     power: float
+    profile: str | bool | None
     progress_bar: bool
     random_token_prob: float
     regression_target: bool
@@ -276,6 +280,7 @@ class TrainOptions(TypedDict, total=False):
     transparent_attention: bool
     truncate_sequence: bool
     truncate_source: bool
+    untie_weights_roberta: bool
     update_freq: int | Sequence[int] | str
     upsample_primary: int
     valid_subset: str

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from lamina.config.keep import SIDES, as_text, kept_layers
+from lamina.config.keep import SIDES, as_text, even_text, kept_layers
 from lamina.errors import ConfigError
 
 AUTO = "auto"
@@ -26,7 +26,7 @@ class Depth:
         text = getattr(self, side)
         if text is None or not num_layers:
             return tuple(range(num_layers))
-        return kept_layers(str((num_layers + 1) // 2) if text == HALF else text, num_layers, side)
+        return kept_layers(even_text((num_layers + 1) // 2) if text == HALF else text, num_layers, side)
 
 
 # What people may write.
@@ -52,7 +52,7 @@ def parse_depth(value: object) -> Depth | None:
         encoder, dash, decoder = value.partition("-")
         if not (dash and encoder.isdecimal() and decoder.isdecimal()):
             _refuse(value)
-        return Depth(encoder, decoder)
+        return Depth(as_text(int(encoder)), as_text(int(decoder)))
     if not isinstance(value, Mapping) or not value or not set(value) <= set(SIDES):
         _refuse(value)
     return Depth(**{side: _text(layers, value) for side, layers in value.items() if layers is not None})

@@ -1,4 +1,4 @@
-"""Which layers of a trained model to keep, as people write it: `0,2,4`, `every:2`, or `3` for three of them."""
+"""Which layers of a trained model to keep, as people write it: `0,2,4`; `3` for layer 3; `every:2`; `even:3` for any three."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lamina.fields import flag
 from lamina.traits import DECODER, ENCODER
 
 SIDES = ("encoder", "decoder")
-_HELP = ("keep these layers of the checkpoint's {0}, counted from 0, and leave out the rest: a list (`0,2,4`; a single one is "
-         "`3,`), `every:2`, or a number of layers, spread evenly; evenly spaced layers are the best first choice")
+_HELP = ("keep these layers of the checkpoint's {0}, counted from 0, and leave out the rest: a list (`0,2,4`, or `3` for layer "
+         "3 alone), `every:2`, or a count spread evenly (`even:3`); evenly spaced layers are the best first choice")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +35,20 @@ class KeepConfig:
 
 
 def as_text(layers: str | int | Sequence[int]) -> str:
-    """The flag's text for what a script or a --model-overrides gives: text, a number of layers, or a list of them."""
-    if isinstance(layers, (str, int)):
-        return str(layers)
+    """The flag's text for what a script gives: text, how many layers to keep, or a list of them."""
+    if isinstance(layers, str):
+        return layers
+    if isinstance(layers, int) and not isinstance(layers, bool):
+        return even_text(layers)
     if not isinstance(layers, Sequence) or not all(isinstance(layer, int) for layer in layers):
         raise ConfigError(f"the layers to keep are {layers!r}; give a list such as [0, 2, 4], a number of layers, or text such "
                           "as 'every:2'.")
-    return ",".join(map(str, layers)) + ("," if len(layers) == 1 else "")
+    return ",".join(map(str, layers))
+
+
+def even_text(number: int) -> str:
+    """So many layers, spread evenly, as the flag's text."""
+    return f"even:{number}"
 
 
 def record_text(layers: Sequence[int], num_layers: int) -> str:
@@ -57,14 +64,14 @@ def kept_layers(text: str, num_layers: int, side: str, owner: str = "") -> tuple
         raise ConfigError(f"--{side}-layers-to-keep {text} is meant for {choice.depth} layers, but {stack}.")
     if choice.kind == "every":
         return tuple(range(0, num_layers, choice.numbers[0]))
-    if choice.kind == "number":
+    if choice.kind == "even":
         if choice.numbers[0] > num_layers:
-            raise ConfigError(f"--{side}-layers-to-keep {text} asks for {choice.numbers[0]} layers, but {stack}. A single "
-                              f"layer is written with a comma: `{num_layers - 1},`.")
+            raise ConfigError(f"--{side}-layers-to-keep {text} asks for {choice.numbers[0]} layers, but {stack}.")
         return spread(choice.numbers[0], num_layers)
     missing = [number for number in choice.numbers if number >= num_layers]
     if missing:
-        raise ConfigError(f"--{side}-layers-to-keep {text} names layer {missing[0]}, but {stack}, 0 to {num_layers - 1}.")
+        raise ConfigError(f"--{side}-layers-to-keep {text} names layer {missing[0]}, but {stack}, 0 to {num_layers - 1}. How "
+                          f"many to keep is written `even:{min(missing[0], num_layers)}`.")
     return tuple(sorted(choice.numbers))
 
 
@@ -91,7 +98,7 @@ def layers_of_record(record: str, side: str) -> tuple[tuple[int, ...], int]:
 
 
 class _Choice(NamedTuple):
-    kind: str  # list, every, number
+    kind: str  # list, every, even
     numbers: tuple[int, ...]
     depth: int | None = None  # of the stack it is meant for, where it says so
 
@@ -106,13 +113,10 @@ def _parse_layers(words: str, text: str, side: str) -> _Choice:
     if not words.strip(", "):
         raise ConfigError(f"--{side}-layers-to-keep is empty; name at least one layer, such as 0,2,4. To keep all of them, "
                           "leave it out.")
-    every = words.removeprefix("every:")
-    if every != words:
-        step = _whole(every, text, side)
-        return _Choice("every", (step,)) if step >= 1 else _refuse(text, side)
-    if "," not in words:
-        number = _whole(words, text, side)
-        return _Choice("number", (number,)) if number >= 1 else _refuse(text, side)
+    kind, colon, number = words.partition(":")
+    if colon:
+        how_many = _whole(number, text, side)
+        return _Choice(kind, (how_many,)) if kind in ("every", "even") and how_many >= 1 else _refuse(text, side)
     numbers = tuple(_whole(word, text, side) for word in words.removesuffix(",").split(","))
     repeated = next((number for place, number in enumerate(numbers) if number in numbers[:place]), None)
     if repeated is not None:
@@ -125,5 +129,5 @@ def _whole(word: str, text: str, side: str) -> int:
 
 
 def _refuse(text: str, side: str) -> NoReturn:
-    raise ConfigError(f"--{side}-layers-to-keep is {text!r}; it must be layers counted from 0, such as 0,2,4 (`0,` for one "
-                      "alone), a number of layers to spread evenly, such as 3, or every:2.")
+    raise ConfigError(f"--{side}-layers-to-keep is {text!r}; it must be layers counted from 0, such as 0,2,4 or 3, "
+                      "every:2, or a count spread evenly, such as even:3.")

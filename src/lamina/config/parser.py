@@ -92,7 +92,7 @@ def _add_leaf(group: Any, leaf: Leaf, text: str) -> None:
     if info.positional:
         group.add_argument(leaf.name, nargs="*" if info.is_list else "?", metavar=leaf.name.upper(), help=text)
         return
-    # Written both ways, as the references' users do: --encoder-layers and --encoder_layers.
+    # Written both ways, as fairseq's users do: --encoder-layers and --encoder_layers.
     names = [f"--{leaf.name}", *(name if name.startswith("-") else f"--{name}" for name in info.aliases)]
     if leaf.is_bool:
         group.add_argument(*names, dest=leaf.name, help=text, action=argparse.BooleanOptionalAction)
@@ -207,11 +207,13 @@ def _with_dashes(word: str) -> str:
 
 
 def _with_bare_values(words: list[str], cls: type) -> list[str]:
-    """--print-alignment DATA as --print-alignment=hard DATA: where the choices are known, another word is no value."""
-    bare = {f"--{leaf.name}": leaf for leaf in unique_leaves(cls) if leaf.info.choices and leaf.info.bare_value is not NO_VALUE}
+    """--print-alignment DATA as --print-alignment=hard DATA: where it is known what values look like, another word is none."""
+    bare = {f"--{leaf.name}": leaf for leaf in unique_leaves(cls)
+            if (leaf.info.choices or leaf.info.form) and leaf.info.bare_value is not NO_VALUE}
 
     def is_value(word: str, leaf: Leaf) -> bool:
-        return word in (leaf.info.choices or ()) or (leaf.name, word) in REFUSED_VALUES
+        return (word in (leaf.info.choices or ()) or (leaf.name, word) in REFUSED_VALUES
+                or bool(leaf.info.form and re.fullmatch(leaf.info.form, word)))
 
     return [f"{word}={bare[word].info.bare_value}" if word in bare and not is_value(after, bare[word]) else word
             for word, after in pairwise([*words, ""])]

@@ -95,7 +95,7 @@ class PrecisionConfig:
     checkpoint_activations: bool = flag(False, "keep only each layer's input for the gradient and compute the rest again: deep "
                                                "models in a fraction of the memory, a third slower",
                                         paper="Chen et al. 2016")
-    cpu: bool = flag(False, "stay on the processor even where there is a GPU")
+    cpu: bool = flag(False, "stay on the CPU even where there is a GPU")
 
     def __post_init__(self) -> None:
         check(not (self.fp16 and self.bf16), "--fp16 and --bf16 exclude each other; on recent GPUs take --bf16.")
@@ -224,12 +224,32 @@ class LogConfig:
                                     "and lines elsewhere if left out", name="log-format", choices=LOG_FORMATS)
     interval: int = flag(100, "updates between lines", name="log-interval")
     has_bar: bool = flag(True, "show a live bar in a terminal", name="progress-bar")
+    device_tflops: float | None = flag(None, "dense TFLOP/s of one device in the run's precision, of which mfu is the share "
+                                             "that is used; known for common GPUs in half precision", name="device-tflops",
+                                       paper="Chowdhery et al. 2022 §4.1")
+    profile: str | None = flag(None, "write a trace of these updates to --save-dir, one file per rank, which ui.perfetto.dev "
+                                     "opens; without numbers, of updates 20 to 22", metavar="[FROM:TO]", bare_value="20:22",
+                               form=r"\d*:\d*")
     trackers: tuple[str, ...] = flag((), "where figures go besides train.jsonl in --save-dir", name="tracker",
                                      choices=register.tracker, metavar="NAME[,NAME..]")
     tracker_kinds: tuple[Tracker, ...] = every(register.tracker)
 
     def __post_init__(self) -> None:
         check(self.interval >= 1, f"--log-interval is {self.interval}; it must be at least 1.")
+        check(self.device_tflops is None or self.device_tflops > 0,
+              f"--device-tflops is {self.device_tflops}; it must be above 0.")
+        _ = self.profiled
+
+    @property
+    def profiled(self) -> range:
+        """The updates that --profile names."""
+        if self.profile is None:
+            return range(0)
+        first, _, last = self.profile.partition(":")
+        is_told = all(number.isascii() and number.isdecimal() and len(number) <= 9 for number in (first, last))
+        check(is_told and 1 <= int(first or 0) <= int(last or 0),
+              f"--profile is {self.profile!r}; it must be FROM:TO, the first and the last update to trace, such as 20:22.")
+        return range(int(first), int(last) + 1)
 
     @property
     def chosen_trackers(self) -> list[Tracker]:
@@ -248,6 +268,8 @@ class TrainConfig:
                                     "one that comes with Lamina (`lamina recipe list`); flags given here win over it",
                               metavar="FILE")
     print_config: bool = flag(False, "print the resolved configuration, in the form of a recipe, and stop")
+    plan: bool = flag(False, "print what the run would take and cost, and the first reason why it would not start, and stop: "
+                             "parameters, effective batch, memory per rank, bytes sent per update, padding")
     seed: int = flag(1, "fixes the initial weights, the order of the data and dropout")
     data: DataConfig = part(DataConfig)
     model: ModelConfig = part(ModelConfig)

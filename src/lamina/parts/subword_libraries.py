@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CHARACTER_COVERAGE = 0.9995  # sentencepiece's own
 JOINER = "@@"  # subword-nmt's: the next piece belongs to the same word
+WORD_END = "</w>"  # FSMT's: a word ends with this piece
 WORD_START = "▁"  # sentencepiece's: a word begins with this piece
 
 
@@ -122,3 +123,39 @@ class FramedLibrary(SubwordLibrary):
         from lamina.text.framed import Framed
 
         return Framed.from_bytes(data, name)
+
+
+@register.subword("tokenizers")
+@dataclass(frozen=True, kw_only=True)
+class TokenizersLibrary(SubwordLibrary):
+    """What a tokenizer.json of the `tokenizers` library describes; imported models have it."""
+
+    file_ending = "tokenizer.json"
+
+    def load(self, data: bytes, name: str) -> Subword:
+        from lamina.text.tokenizer_json import TokenizerJson
+
+        return TokenizerJson.from_bytes(data, name)
+
+
+@register.subword("moses-bpe")
+@dataclass(frozen=True, kw_only=True)
+class MosesBpeLibrary(SubwordLibrary):
+    """Moses's tokenization and byte-pair codes that mark the end of a word; imported models (FSMT) have it."""
+
+    file_ending = "moses-bpe.json"
+    shows_words = True
+
+    def load(self, data: bytes, name: str) -> Subword:
+        from lamina.text.moses_bpe import MosesBpe
+
+        return MosesBpe.from_bytes(data, name)
+
+    def is_marked(self, piece: str) -> bool:
+        return piece.endswith(WORD_END)
+
+    def continues(self, piece: str) -> bool:
+        return not piece.endswith(WORD_END)
+
+    def spell(self, pieces: Sequence[str]) -> str:
+        return "".join(piece.removesuffix(WORD_END) for piece in pieces)

@@ -24,7 +24,9 @@ def made_ready(checkpoint: Checkpoint, path: Path | str, overrides: Mapping[str,
     `notice` hears of overrides without effect and of doubtful pruning; `say` the line about pruning that scripts read.
     """
     rest = dict(overrides or {})
-    kept = {side: as_text(layers) for name, side in KEEP_FLAGS.items() if (layers := rest.pop(name, None)) is not None}
+    # As in the flags, a number that stands alone is a layer's.
+    kept = {side: as_text([layers] if isinstance(layers, int) else layers)
+            for name, side in KEEP_FLAGS.items() if (layers := rest.pop(name, None)) is not None}
     _override_(checkpoint, rest, notice)
     return prune_on_loading(checkpoint, KeepConfig(**kept), path, say=say, warn=notice)
 

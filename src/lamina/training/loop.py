@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from lamina.data.feed import Share
 from lamina.distributed.signals import StopWish
+from lamina.distributed.waiting import DATA, Waits
 from lamina.nn.stack import ALL_LAYERS
 from lamina.parts.contracts import Curve
 from lamina.training.divergence import DivergenceWatch
@@ -19,7 +20,7 @@ from lamina.training.update import Updater
 def run_updates(updater: Updater, schedule: Curve, shares: Iterable[Share], progress: Progress, watch: DivergenceWatch,
                 seed: int, layer_drop: LayerDrop | None = None) -> Iterator[None]:
     """One update after another; yields after each, so that the caller decides about validating and stopping."""
-    for share in shares:
+    for share in _waited_for(shares, updater.ranks.waits):
         lr = schedule(progress.updates - progress.schedule_start, progress.epoch)
         result = updater.update(share.batches, lr, update_seed(seed, progress.updates),
                                 [ALL_LAYERS] if layer_drop is None else layer_drop.draws(progress.updates, share.total),
@@ -28,6 +29,17 @@ def run_updates(updater: Updater, schedule: Curve, shares: Iterable[Share], prog
         progress.batches_done += share.total
         watch.add(result, lr)
         yield
+
+
+def _waited_for(shares: Iterable[Share], waits: Waits) -> Iterator[Share]:
+    """The same, with the time noted that they are late."""
+    coming = iter(shares)
+    while True:
+        with waits.on_host(DATA):
+            share = next(coming, None)
+        if share is None:
+            return
+        yield share
 
 
 def update_seed(seed: int, updates: int) -> int:
@@ -58,7 +70,9 @@ def _train_until_done(run: Run, wish: StopWish) -> None:
         run.reporter.begin_epoch(num_batches)
         shares = feed.shares(progress.epoch, progress.batches_done, run.feeds.update_freq(progress.epoch), run.ranks.rank,
                              run.ranks.size, has_fillers=run.updater.weights.needs_fillers)
+        run.profiler.look(progress.updates)
         for _ in run_updates(run.updater, run.schedule, shares, progress, run.watch, run.config.seed, run.layer_drop):
+            run.profiler.look(progress.updates)
             run.files.look()
             run.saver.keeper.look()
             is_over = progress.batches_done >= num_batches or rules.why_stop()

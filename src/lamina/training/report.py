@@ -14,6 +14,7 @@ import torch
 from lamina import console
 from lamina.config.train_options import LogConfig, OptimizationConfig
 from lamina.distributed.ranks import Ranks
+from lamina.distributed.waiting import DATA, RANKS
 from lamina.parts.figures import known_figures
 from lamina.training.events import Callback, Listeners, Row
 from lamina.training.keeper import Written
@@ -59,7 +60,8 @@ def gib_in_use(device: torch.device) -> float:
 
 
 # Of the run itself; what it is judged by says its own.
-DECIMALS = {"wps": 0, "ups": 2, "wpb": 1, "bsz": 1, "gnorm": 3, "mem_gib": 2}
+DECIMALS = {"wps": 0, "ups": 2, "wpb": 1, "bsz": 1, "gnorm": 3, "mem_gib": 2, "mfu": 3, "data_wait": 3, "rank_wait": 3}
+IN_BAR = ("loss", "ppl", "wps", "mfu", "data_wait", "rank_wait")
 
 
 def format_figure(name: str, value: Any) -> str:
@@ -83,6 +85,8 @@ class Reporter:
         self.format = _chosen_format(config) if ranks.is_first else "none"
         self.listeners = Listeners(callbacks if ranks.is_first else ())
         self.interval = Interval(time.perf_counter())
+        self.utilization_per_speed: float | None = None  # for each target per second, where it is known
+        ranks.waits.take()
         self._latest: dict[str, Any] = {}  # of the last interval that is over
         self._bar: LiveBar | None = None
         self._trackers: Sequence[Tracking] = ()
@@ -114,8 +118,11 @@ class Reporter:
         left = self._updates_left(epoch, batches_done, updates)
         now = time.perf_counter()
         if updates % self.config.interval == 0:
-            figures: dict[str, Any] = {**interval.figures(now), "num_updates": updates, "lr": lr,
+            figures: dict[str, Any] = {**interval.figures(now), **self._use_of_time(now - interval.started),
+                                       "num_updates": updates, "lr": lr,
                                        "mem_gib": gib_in_use(self.ranks.device), **scale}
+            if self.utilization_per_speed is not None:
+                figures["mfu"] = figures["wps"] * self.utilization_per_speed
             if left is not None:
                 figures["eta_s"] = left / figures["ups"]
             self.interval, self._latest = Interval(now), figures
@@ -123,6 +130,13 @@ class Reporter:
         if self._bar is not None:
             # Until the first interval is over, what there is of it: nobody waits a minute to see whether training works.
             self._show_in_bar(self._bar, epoch, batches_done, updates, left, self._latest or interval.figures(now))
+
+    def _use_of_time(self, seconds: float) -> dict[str, float]:
+        """The share that ranks spent waiting, for data and for each other: the mean of all ranks, which ask together."""
+        waited = self.ranks.waits.take()
+        sums = self.ranks.sum(*(round(1e6 * waited[what]) for what in (DATA, RANKS)))
+        shares = [min(1.0, total / 1e6 / max(seconds, 1e-9) / self.ranks.size) for total in sums]
+        return {"data_wait": shares[0], **({"rank_wait": shares[1]} if self.ranks.talks else {})}
 
     def _updates_left(self, epoch: int, batches_done: int, updates: int) -> float | None:
         """Until whichever limit comes first; None where there is none."""
@@ -136,7 +150,7 @@ class Reporter:
     def _show_in_bar(self, bar: LiveBar, epoch: int, batches_done: int, updates: int, left: float | None,
                      figures: dict[str, Any]) -> None:
         """Updates to the end of the run; where no limit says when that is, batches to the end of the epoch."""
-        shown = " ".join(f"{name}={format_figure(name, figures[name])}" for name in ("loss", "ppl", "wps"))
+        shown = " ".join(f"{name}={format_figure(name, figures[name])}" for name in IN_BAR if name in figures)
         if left is None:
             bar.show(f"epoch {epoch:03d}", batches_done, self.num_batches, shown)
         else:

@@ -34,6 +34,7 @@ from lamina.training.function_loss import MARK, FunctionLoss, criterion_in_force
 from lamina.training.keeper import Keeper
 from lamina.training.layer_drop import LayerDrop
 from lamina.training.measure import VALIDATED, forget_other_scores_, measure_of, size_of
+from lamina.training.profiling import UpdateProfiler
 from lamina.training.progress import Progress
 from lamina.training.report import Reporter
 from lamina.training.restore import (
@@ -53,6 +54,7 @@ from lamina.training.stopping_rules import StoppingRules
 from lamina.training.tracking import Tracking, check_package
 from lamina.training.train_log import TrainLog
 from lamina.training.update import Updater
+from lamina.training.utilization import peak_flops, utilization_per_speed
 from lamina.training.validator import Validator
 from lamina.traits import PAIRS
 
@@ -79,6 +81,7 @@ class Run:
     files: FileGuard  # over the data's
     reporter: Reporter
     log: TrainLog
+    profiler: UpdateProfiler
 
     def tell(self, kind: Literal["start", "end"], reason: str = "") -> None:
         """Those who listen, that the run begins or is over."""
@@ -104,15 +107,15 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
     dtype = compute_type(config.precision, ranks.device, reporter.note)
     if advice := config.model.surface.advice():
         reporter.note(advice)
-    is_packed = _is_packed(config, dtype, ranks.device)
+    packs = is_packed(config, dtype, ranks.device)
     start = starting_point(config, ranks.device, reporter.note, reporter.warn)
     # A pruned checkpoint decides how deep the model is; from here on this is the configuration, also on disk.
     config = pruned_config(config, None if start is None else start.checkpoint, reporter.note)
-    config = settled(config, start, reporter.note, is_packed=is_packed)
+    config = settled(config, start, reporter.note, is_packed=packs)
     criterion = criterion_in_force(config, function, start, reporter.note)
     schedule = _schedule(config)
-    task = _open_task(config, ranks, reporter)
-    feeds = Feeds(task, config, ranks.device, reporter.note, is_packed=is_packed)
+    task = open_task(config, ranks, reporter)
+    feeds = Feeds(task, config, ranks.device, reporter.note, is_packed=packs)
     keeper = Keeper(config.saving, reporter.note, run_to_be(start, config.saving))
     model = _model(config, task, ranks, start, feeds, keeper, reporter)
     updater = _updater(config, task, model, dtype, ranks, keeper, reporter, criterion)
@@ -126,6 +129,9 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
     watch = DivergenceWatch(progress, config.precision, updater.weights.names, ranks.device, dtype, reporter)
     _open_validation(config, task, feeds, progress, reporter, criterion)
     log = _open_log(config, start, progress, keeper, model, ranks, reporter)
+    peak = peak_flops(ranks.device, dtype, config.log.device_tflops)
+    reporter.utilization_per_speed = utilization_per_speed(model, list(feeds.train(progress.epoch).corpus.sizes.values()),
+                                                           config.model.layer_drop_rates, peak, ranks.size)
     rules = StoppingRules(config, schedule, progress)
     validator = Validator(config, task, model, updater.weights, feeds, progress, ranks, reporter, criterion)
     marks = {} if start is None else marks_of(start.checkpoint)
@@ -135,10 +141,11 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
                layer_drop=_layer_drop(config),
                schedule=schedule, updater=updater, progress=progress, rules=rules, validator=validator, saver=saver,
                checks=Checks(config, progress, schedule, rules, validator, saver, reporter), watch=watch,
-               files=FileGuard(task.folders, (config.data.train_subset, *task.valid_splits)), reporter=reporter, log=log)
+               files=FileGuard(task.folders, (config.data.train_subset, *task.valid_splits)), reporter=reporter, log=log,
+               profiler=UpdateProfiler(config.log.profiled, keeper.folder, ranks.rank, ranks.device, reporter.note))
 
 
-def _is_packed(config: TrainConfig, dtype: torch.dtype, device: torch.device) -> bool:
+def is_packed(config: TrainConfig, dtype: torch.dtype, device: torch.device) -> bool:
     """Where attention has kernels for it."""
     return (config.precision.packs and device.type == "cuda" and dtype != torch.float32 and config.kind.has(PAIRS)
             and config.batches.max_tokens is not None)
@@ -149,7 +156,7 @@ def _schedule(config: TrainConfig) -> Curve:
     return options.schedule.build(Rates(options.lr, options.min_lr, options.max_update))
 
 
-def _open_task(config: TrainConfig, ranks: Ranks, reporter: Reporter) -> Task:
+def open_task(config: TrainConfig, ranks: Ranks, reporter: Reporter) -> Task:
     task: Task = config.kind.open(config.data, config.model)
     if ranks.is_first or os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) == "0":  # once on each machine
         verify_splits(task.data_parts(task.folders), (config.data.train_subset, *task.valid_splits), config.data.verify,
@@ -196,15 +203,16 @@ def _updater(config: TrainConfig, task: Task, model: Any, dtype: torch.dtype, ra
 
 def _weights(config: TrainConfig, model: Any, dtype: torch.dtype, ranks: Ranks, reporter: Reporter) -> FlatWeights:
     options = config.ranks
-    if ranks.size == 1:
+    accumulates = max(config.optimization.update_freq) > 1
+    if not ranks.talks:
         if options.is_sharded:
             reporter.note("--fsdp has no effect on one rank: it holds all weights")
-        return FlatWeights(model, dtype, accumulates=max(config.optimization.update_freq) > 1)
+        return FlatWeights(model, dtype, accumulates=accumulates)
     if options.is_sharded:
         from lamina.distributed.sharded import ShardedWeights  # here, since it takes a second to import
 
         return ShardedWeights(model, dtype, ranks)
-    return ReplicatedWeights(model, dtype, ranks, options.bucket_cap_mb * 2**20 // 4)
+    return ReplicatedWeights(model, dtype, ranks, options.bucket_cap_mb * 2**20 // 4, accumulates=accumulates)
 
 
 def _open_log(config: TrainConfig, start: StartingPoint | None, progress: Progress, keeper: Keeper, model: Any, ranks: Ranks,

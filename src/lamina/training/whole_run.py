@@ -39,4 +39,5 @@ def run_training(config: TrainConfig, callbacks: Sequence[Callback] = (), criter
                 train(run)
                 return after(run)
             finally:
+                run.profiler.close()
                 run.reporter.close()
