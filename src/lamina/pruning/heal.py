@@ -27,7 +27,7 @@ def heal_folder(output: Path) -> Path:
 
 
 def check_folder(folder: Path, cut: Checkpoint) -> None:
-    """What was begun there must be of the same layers, or it would go on as if it were."""
+    """What was begun there must be of the same layers, or it would continue as if it were."""
     if (folder / CUT_NAME).exists():
         before = load_checkpoint(folder / CUT_NAME)
         if any(not torch.equal(weight, before.weights[name]) if name in before.weights else True

@@ -41,8 +41,16 @@ class TokenizerJson:
                             "again.") from None
 
     @cached_property
-    def _special(self) -> frozenset[str]:
-        return frozenset(token["content"] for token in json.loads(self.model).get("added_tokens", ()) if token.get("special"))
+    def _added(self) -> list[dict[str, Any]]:
+        return json.loads(self.model).get("added_tokens") or []
+
+    @cached_property
+    def special(self) -> frozenset[str]:
+        return frozenset(token["content"] for token in self._added if token.get("special"))
+
+    def keeps_space_before(self, symbol: str) -> bool:
+        """Whether a space in front of a symbol such as <mask> is a piece of the text; elsewhere it belongs to the symbol."""
+        return any(token["content"] == symbol and not token.get("lstrip") for token in self._added)
 
     def encode(self, line: str) -> list[str]:
         return self._tokenizer.encode(line, add_special_tokens=False).tokens
@@ -50,7 +58,7 @@ class TokenizerJson:
     def decode(self, pieces: Sequence[str]) -> str:
         tokenizer = self._tokenizer
         # A row of the model's tables for which the file has no piece says nothing.
-        spoken = [piece for piece in pieces if piece not in self._special and tokenizer.token_to_id(piece) is not None]
+        spoken = [piece for piece in pieces if piece not in self.special and tokenizer.token_to_id(piece) is not None]
         decoder = tokenizer.decoder
         return " ".join(spoken) if decoder is None else decoder.decode(spoken)
 
@@ -64,11 +72,24 @@ class TokenizerJson:
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "the tokenizer.json") -> TokenizerJson:
         subword = cls(data, name)
-        _ = subword._tokenizer, subword._special
+        _ = subword._tokenizer, subword.special
         return subword
 
     def __reduce__(self) -> tuple[type[TokenizerJson], tuple[bytes, str]]:
-        return TokenizerJson, (self.model, self.name)
+        return type(self), (self.model, self.name)
+
+
+class ByteLevelJson(TokenizerJson):
+    """One whose pieces spell bytes, as those of GPT-2, RoBERTa and BART."""
+
+    kind = "byte-level"
+
+
+def tokenizer_of(data: bytes, name: str) -> TokenizerJson:
+    """Of a tokenizer.json, by what its pieces spell."""
+    found = TokenizerJson.from_bytes(data, name)
+    decoder = json.loads(data).get("decoder") or {}
+    return ByteLevelJson.from_bytes(data, name) if decoder.get("type") == "ByteLevel" else found
 
 
 def byte_level_json(ids: dict[str, int], merges: Sequence[tuple[str, str]], special: Sequence[str], *,
