@@ -33,6 +33,7 @@ from lamina.parts.contracts import Beginning, Criterion
 from lamina.parts.criteria import LabelSmoothedCrossEntropy, SentenceLoss
 from lamina.parts.muon import Muon
 from lamina.parts.residuals import Admin
+from lamina.parts.surface_fusion import AttendedFusion, HardFusion
 from lamina.parts.update_rules import Nag
 from lamina.training.freezing import freeze_
 from lamina.training.layer_drop import LayerDrop
@@ -91,7 +92,8 @@ class Case(NamedTuple):
 
 CASES = {
     "plain": Case(tiny_config(dropout_p=0.2)),
-    "fusion": Case(tiny_config(dropout_p=0.2, **FUSIONS["both"])),
+    "fusion": Case(replace(tiny_config(dropout_p=0.2, **FUSIONS["both"]),
+                           surface=AttendedFusion(mode=HardFusion(dropout=0.5)))),
     "admin": Case(tiny_config(dropout_p=0.2, init=Admin())),
     "layerdrop": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5)),
     "layerdrop by batch": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5), draws_by_batch=True),
