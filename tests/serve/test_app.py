@@ -77,7 +77,9 @@ def test_masked_models_fill_gaps(live, served_models):
 def test_models_tell_their_shape_and_no_files(live):
     status, _, found = live.ask("/models")
     (pair,) = found["translation"]
-    assert (status, pair["source"], pair["target"], pair["has_layerdrop"], pair["has_gate"]) == (200, "a", "b", True, True)
+    assert (status, pair["source"], pair["target"], pair["has_layerdrop"]) == (200, "a", "b", True)
+    assert pair["surface"] == {"reads": pair["surface"]["reads"], "share": None, "is_per_word": True}
+    assert "a gate learned for each token" in pair["surface"]["reads"]
     assert [(stop["encoder"], stop["decoder"]) for stop in pair["depths"]] == [(1, 1), (2, 1), (3, 2)]
     assert [len(row) for row in pair["fusion"]["shares"]] == [len(pair["fusion"]["columns"])] * 2
     assert (found["language"], found["masked"]) == (["lm"], [{"name": "masked", "heads": []}])

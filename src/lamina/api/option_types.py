@@ -113,6 +113,7 @@ class TrainOptions(TypedDict, total=False):
     distill_from: str | None
     distill_temperature: float
     distill_weight: float
+    distributed_backend: str
     distributed_init_method: str | None
     distributed_port: int
     distributed_rank: int
@@ -215,6 +216,7 @@ class TrainOptions(TypedDict, total=False):
     optimizer: str
     pack: bool
     patience: int
+    plan: bool
     poly_pow: float
     pooler_activation_fn: str
     pooler_dropout: float
@@ -279,6 +281,7 @@ class TrainOptions(TypedDict, total=False):
     transparent_attention: bool
     truncate_sequence: bool
     truncate_source: bool
+    untie_weights_roberta: bool
     update_freq: int | Sequence[int] | str
     upsample_primary: int
     valid_subset: str

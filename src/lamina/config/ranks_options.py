@@ -10,6 +10,7 @@ from lamina.fields import check, flag
 SHARDED = "fully_sharded"
 DDP_BACKENDS = ("c10d", "no_c10d", "legacy_ddp", "pytorch_ddp", SHARDED)
 
+GLOO = "gloo"
 MAX_TIMEOUT = 7 * 24 * 60
 
 
@@ -31,6 +32,8 @@ class RanksConfig:
                               name="device-id", aliases=("local-rank",))
     starts_itself: bool = flag(True, "start one process for each visible GPU", name="distributed-spawn",
                                off_aliases=("distributed-no-spawn",))
+    backend: str = flag("nccl", "how GPUs talk to each other; gloo is slow and lets several ranks share a GPU, for tests",
+                        name="distributed-backend", choices=("nccl", GLOO))
     ddp_backend: str = flag("c10d", f"accepted as in the references, all with the same result; {SHARDED} means --fsdp",
                             choices=DDP_BACKENDS)
     bucket_cap_mb: int = flag(25, "gradients travel in pieces of about this many megabytes")

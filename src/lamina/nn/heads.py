@@ -10,6 +10,8 @@ are packed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -38,8 +40,6 @@ class VocabularyHead(nn.Module):
     table: TokenTable
     prepacked_output: Prepacked | None = None  # the table's matrix laid out in advance
     output_bias: Tensor | None = None
-    # Sizes that only the host knows, such as how many words fall into a band: such a head's passes are not captured whole.
-    needs_host: bool = False
 
     def start(self, encoder: StackOutput, layout: AnyLayout, ids: Tensor) -> Any:
         """What the head reads of the source, once a batch: nothing, unless a subclass says otherwise."""
@@ -47,6 +47,15 @@ class VocabularyHead(nn.Module):
 
     def terms(self, decoder: StackOutput, source: Any = None, layout: AnyLayout | None = None) -> list[Term]:
         raise AssertionError(f"{type(self).__name__} does not say what looks at the vocabulary")
+
+    def host_sizes(self, target: np.ndarray | None) -> tuple[int, ...] | None:
+        """Sizes of what the loss computes for these targets that the host alone knows; None where it does not know them."""
+        return ()
+
+    @contextmanager
+    def with_room(self, sizes: tuple[int, ...]) -> Iterator[None]:
+        """Inside, the loss has shapes for so much, whatever its targets are: a captured pass is replayed for others."""
+        yield
 
     def in_words(self) -> str:
         """What the softmax reads, for analyses."""

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from lamina.nn.heads import AttendedSurface, HardMix, PooledSurface, SoftMix
     from lamina.pruning.cut import Cut
 
+# Toolkits, and models of transformers, whose output has a bias for each token.
+_WITH_BIAS = ("CTranslate2", "MarianMT", "BART", "mBART")
+
 
 @register.head("none")
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +56,7 @@ class OutputBias(Head):
         """It reads the decoder's output, whose scale stays."""
 
     def not_in(self, toolkit: str) -> str:
-        return "" if toolkit == "CTranslate2" else f"{toolkit} has no bias at the output (--surfacefusion bias)"
+        return "" if toolkit in _WITH_BIAS else f"{toolkit} has no bias at the output (--surfacefusion bias)"
 
     def describe(self) -> str:
         return "a bias for each token at the output"

@@ -15,6 +15,8 @@ from starlette.routing import Route
 from lamina import __version__
 from lamina.analysis.fusion_weights import mixes_hard
 from lamina.config.chosen_depth import parse_depth
+from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.nn.heads import HardMix, SurfaceHead
 from lamina.serve.counters import prometheus_text
 from lamina.serve.language_names import name_of
 from lamina.serve.own_fields import checked_texts, own_fields
@@ -98,9 +100,18 @@ def described_pair(pair: Pair) -> dict[str, Any]:
     return {"source": pair.source, "target": pair.target, "source_name": name_of(pair.source),
             "target_name": name_of(pair.target), "layers": layers, "depths": depth_stops(layers),
             "parameters": translator.num_parameters, "beam": pair.engine.search_options({}).beam,
-            "has_layerdrop": pair.has_layerdrop,
+            "has_layerdrop": pair.has_layerdrop, "has_cascade": pair.engine.cascade is not None,
             "fusion": None if fusion is None else {"columns": fusion.columns, "shares": fusion.shares.round(4).tolist()},
-            "has_gate": len(translator.models) == 1 and mixes_hard(translator.models[0])}
+            "surface": described_surface(translator.models)}
+
+
+def described_surface(models: Sequence[EncoderDecoder]) -> dict[str, Any] | None:
+    """What the softmax reads of the source, and its share of the scores: fixed, learned for each word, or None."""
+    head = models[0].head
+    if len(models) > 1 or not isinstance(head, SurfaceHead):
+        return None
+    gate = head.mix.gate if isinstance(head.mix, HardMix) else None
+    return {"reads": head.in_words(), "share": 1.0 - gate if gate else None, "is_per_word": mixes_hard(models[0]) and not gate}
 
 
 def surface_shares(pair: Pair, pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -111,7 +122,7 @@ def surface_shares(pair: Pair, pairs: Sequence[tuple[str, str]]) -> list[dict[st
         if len(ids) < 2:
             continue
         values = translator.gates([(source, target)]).values.tolist()
-        words = words_of(translator.vocabularies[1].decode(ids), translator.join_target)
+        words = words_of(translator.vocabularies[1].decode(ids), pair.engine.join_target)
         for number, text in enumerate(target.split()):
             own = [1.0 - value for value, word in zip(values, words, strict=False) if word == number]
             found.append({"text": text, "surface": sum(own) / len(own) if own else None})

@@ -49,6 +49,7 @@ class Task(ABC):
     def __init__(self, kind: TaskKind, data: DataConfig, model: ModelConfig) -> None:
         self.kind = kind
         self.data = data
+        self.signatures: dict[str, str] = {}  # of the figures that metrics gave so far: what to quote beside them
         self.model_config = model
         self.folders = tuple(Path(name) for name in data.data.split(":") if name)
         if not self.folders:

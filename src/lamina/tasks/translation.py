@@ -132,7 +132,9 @@ class Translation(Task):
         figures: dict[str, float] = {}
         inputs = MetricInputs(is_tokenized=self._counts_tokens(config))
         for name in config.metrics:
-            figures |= register.metric[name]().corpus(hypotheses, [references], inputs).values
+            score = register.metric[name]().corpus(hypotheses, [references], inputs)
+            figures |= score.values
+            self.signatures |= dict.fromkeys(score.values, score.signature)
         return figures
 
     def translated(self, search: Search, batches: Sequence[AnyBatch], joiner: str | None,

@@ -1,6 +1,7 @@
 // Asking the server, and knowing whether it is there.
 
 const RETRY_MS = 2000
+const WATCH_MS = 5000 // how long a page in sight may say "connected" of a server that is gone
 
 export class Failure extends Error {
   constructor(message, { status = 0, retryAfter = 0 } = {}) {
@@ -18,6 +19,8 @@ let isLost = false
 
 export const on = (event, run) => listeners[event].push(run)
 const tell = event => listeners[event].forEach(run => run())
+
+export const hasKey = () => key !== ""
 
 export function useKey(text) {
   key = text.trim()
@@ -54,12 +57,19 @@ function lose() {
   isLost = true
   tell("lost")
   const again = setInterval(async () => {
-    const answer = await fetch("/ready").catch(() => null)
-    if (answer?.ok) {
+    if (!isLost || (await ready())?.ok) {
       clearInterval(again)
       find()
     }
   }, RETRY_MS)
+}
+
+const ready = () => fetch("/ready").catch(() => null)
+
+export function watch() {
+  setInterval(async () => {
+    if (!document.hidden && !isLost && !(await ready())) lose()
+  }, WATCH_MS)
 }
 
 function find() {

@@ -4,8 +4,10 @@ import { $, Failure, ask, make, milliseconds, sleep } from "./client.js"
 
 const PAUSE_MS = 700 // before every depth is tried: whoever types on is not done
 const MAX_CHARS = 600
+const MOST_KNOWN = 400
 
 export const nameOf = depth => `${depth.encoder}–${depth.decoder}`
+const inWords = ({ encoder, decoder }) => `${encoder} encoder and ${decoder} decoder layer${decoder > 1 ? "s" : ""}`
 
 export class Depths {
   constructor(changed) {
@@ -14,6 +16,7 @@ export class Depths {
     this.known = new Map() // text and depth to answer
     $("depth").addEventListener("input", () => { this.draw(); changed() })
     $("compare").addEventListener("toggle", () => this.compare(this.request))
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) this.compare(this.request) })
   }
 
   use(pair) {
@@ -45,7 +48,7 @@ export class Depths {
 
   draw() {
     const depth = this.pair.depths[this.place]
-    const said = `${depth.encoder} encoder and ${depth.decoder} decoder layers`
+    const said = inWords(depth)
     $("depth-value").textContent = said
     $("depth").setAttribute("aria-valuetext", said)
     for (const side of ["encoder", "decoder"]) {
@@ -64,16 +67,23 @@ export class Depths {
   }
 
   // An answer that the pane has had already.
-  remember(request, place, answer) { this.known.set(this.keyOf(request, place), answer) }
+  remember(request, place, answer) {
+    this.known.set(this.keyOf(request, place), answer)
+    if (this.known.size > MOST_KNOWN) this.known.delete(this.known.keys().next().value)
+  }
+
   recall(request, place) { return this.known.get(this.keyOf(request, place)) }
   keyOf(request, place) { return JSON.stringify([request.q, request.source, request.target, place]) }
 
   async compare(request) {
     this.controller?.abort()
     this.request = request
-    const body = $("ladder").tBodies[0]
-    if (!request || !this.pair || this.pair.depths.length < 2 || !$("compare").open || request.q.length > MAX_CHARS) {
-      body.replaceChildren()
+    const isLong = (request?.q.length || 0) > MAX_CHARS
+    $("compare-note").textContent = isLong ? `Texts of up to ${MAX_CHARS} characters are compared.` : "Type a text to compare."
+    $("compare-note").hidden = Boolean(request) && !isLong
+    $("ladder").hidden = !request || isLong
+    if (!request || isLong || !this.pair || this.pair.depths.length < 2 || !$("compare").open) {
+      $("ladder").tBodies[0].replaceChildren()
       return
     }
     const controller = this.controller = new AbortController()
@@ -106,7 +116,7 @@ export class Depths {
     const rows = this.pair.depths.map((depth, place) => {
       const answer = answers[place]
       const pick = make("button", { text: nameOf(depth), className: "pick", type: "button",
-        "aria-label": `Use ${depth.encoder} encoder and ${depth.decoder} decoder layers` })
+        "aria-label": `Use ${inWords(depth)}` })
       pick.addEventListener("click", () => { $("depth").value = place; this.draw(); this.changed() })
       const bar = make("i")
       bar.style.setProperty("--share", answer ? seconds[place] / most : 0)

@@ -10,9 +10,10 @@ export class Inside {
 
   use(pair) {
     this.pair = pair
-    $("inside-card").hidden = !pair.fusion && !pair.has_gate
+    $("inside-card").hidden = !pair.fusion && !pair.surface
     $("fusion").hidden = !pair.fusion
-    $("surface").hidden = !pair.has_gate
+    $("surface").hidden = !pair.surface
+    $("surface-note").textContent = pair.surface ? aboutSurface(pair.surface) : ""
     $("surface-words").replaceChildren()
     if (pair.fusion) this.drawShares(pair.fusion)
   }
@@ -25,21 +26,17 @@ export class Inside {
       ...row.map((share, place) => {
         const cell = make("td", { text: Math.round(share * 100), title: `${columns[place]}: ${percent(share)}` })
         cell.style.setProperty("--share", share / most)
-        cell.classList.toggle("strong", share / most > 0.6)
         return cell
       })))
     $("shares").replaceChildren(make("caption", { className: "visually-hidden", text: "Shares in per cent" }),
       make("thead", {}, head), make("tbody", {}, ...rows.reverse()))
   }
 
-  // Of the translation at full depth.
   async look(request) {
     this.controller?.abort()
     clearTimeout(this.timer)
-    if (!this.pair?.has_gate || !request) {
-      $("surface-words").replaceChildren(make("span", { className: "empty", text: "Translate something to see it." }))
-      return
-    }
+    if (!request) $("surface-words").replaceChildren()
+    if (!request || !this.pair.surface?.is_per_word) return
     const controller = this.controller = new AbortController()
     this.timer = setTimeout(async () => {
       const { q, source, target } = request
@@ -52,4 +49,10 @@ export class Inside {
       }))
     }, PAUSE_MS)
   }
+}
+
+function aboutSurface({ reads, share, is_per_word: isPerWord }) {
+  const what = `The softmax reads ${reads}.`
+  if (share !== null) return `${what} The source surface has ${percent(share)} of each word's scores.`
+  return isPerWord ? `${what} Its share for each word, with all layers:` : what
 }

@@ -1,6 +1,6 @@
 // What is on the page, and what is not: the models that the server has decide.
 
-import { $, ask, make, on, sleep, useKey } from "./client.js"
+import { $, ask, hasKey, make, on, sleep, useKey, watch } from "./client.js"
 import { Translate } from "./translate.js"
 import { Fill, Write } from "./writing.js"
 
@@ -17,6 +17,11 @@ function connection(isThere) {
   $("connection").className = `chip ${isThere ? "on" : "off"}`
   $("banner").hidden = isThere
   $("banner").textContent = isThere ? "" : "The server cannot be reached. This page keeps trying, and your text stays here."
+}
+
+function askForKey() {
+  $("key-label").textContent = $("key").value ? "The server does not accept this key" : "This server asks for a key"
+  $("key-form").hidden = false
 }
 
 function show(mode) {
@@ -55,7 +60,7 @@ async function start() {
   })
   on("lost", () => connection(false))
   on("found", () => { connection(true); translate?.again() })
-  on("locked", () => { $("key-form").hidden = false })
+  on("locked", () => askForKey())
   $("key-form").addEventListener("submit", event => {
     event.preventDefault()
     useKey($("key").value)
@@ -65,6 +70,8 @@ async function start() {
   let models = null
   while (!models) models = await ask("/models").catch(() => sleep(1000))
   connection(true)
+  watch()
+  if (models.needs_key && !hasKey()) askForKey()
   $("version").textContent = `Lamina ${models.version}`
   const names = [...(models.translation.length ? ["translate"] : []), ...(models.language.length ? ["write"] : []),
     ...(models.masked.length ? ["fill"] : [])]

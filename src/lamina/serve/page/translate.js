@@ -8,6 +8,8 @@ import { Words } from "./words.js"
 const DEBOUNCE_MS = 250
 const SLOW_MS = 1500
 const NBEST = 5
+const MOST_TRIES = 5
+const HINT = "The translation appears here. Point at one of its words to see where it comes from."
 
 export class Translate {
   constructor(models) {
@@ -94,25 +96,30 @@ export class Translate {
     this.controller?.abort()
     this.depths.controller?.abort()
     clearTimeout(this.timer)
+    this.settle()
     this.hideAlternatives()
     const text = $("source").value
     if (!text.trim()) {
       this.words.set("", "", [])
       $("target").classList.remove("stale")
-      $("target").replaceChildren(make("span", { className: "hint", text: "The translation appears here." }))
-      $("copy").hidden = $("more").hidden = $("cancel").hidden = true
-      $("target").removeAttribute("aria-busy")
+      $("target").replaceChildren(make("span", { className: "hint", text: HINT }))
+      $("copy").hidden = $("more").hidden = true
       this.say("")
       this.depths.compare(null)
       this.inside.look(null)
       return
     }
+    $("target").classList.add("stale")
     if (text.length > this.limits.chars) {
       this.say(`The text is longer than the ${this.limits.chars.toLocaleString()} characters that this server takes.`, true)
       return
     }
-    $("target").classList.add("stale")
     this.timer = setTimeout(() => this.translate(), pause)
+  }
+
+  settle() {
+    $("cancel").hidden = true
+    $("target").removeAttribute("aria-busy")
   }
 
   get request() { return { q: $("source").value, source: $("from").value, target: $("to").value } }
@@ -124,34 +131,23 @@ export class Translate {
     if (known) return this.show(request, known)
     $("target").setAttribute("aria-busy", "true")
     const started = performance.now()
+    let state = "Still translating"
     const slow = setInterval(() => {
       const passed = performance.now() - started
-      if (passed < SLOW_MS) return
+      if (passed < SLOW_MS || controller.signal.aborted) return
       $("cancel").hidden = false
-      this.say(`Still translating, ${Math.round(passed / 1000)} s …`)
+      this.say(`${state}, ${Math.round(passed / 1000)} s …`)
     }, 500)
     try {
-      for (let isDone = false; !isDone;) {
-        try {
-          const answer = await ask("/translate", { ...request, depth: this.depths.field, alignment: true }, controller.signal)
-          this.depths.remember(request, place, answer)
-          this.show(request, answer)
-          isDone = true
-        } catch (error) {
-          if (!(error instanceof Failure && error.status === 503 && error.retryAfter) || controller.signal.aborted) throw error
-          this.say(`${error.message}`, true)
-          await sleep(error.retryAfter * 1000)
-          if (controller.signal.aborted) return
-        }
-      }
+      const answer = await patiently(() => ask("/translate", { ...request, depth: this.depths.field, alignment: true },
+        controller.signal), controller.signal, isBusy => { state = isBusy ? "The server is busy, waiting" : "Still translating" })
+      this.depths.remember(request, place, answer)
+      this.show(request, answer)
     } catch (error) {
       if (error.name !== "AbortError") this.say(error.message, true)
     } finally {
       clearInterval(slow)
-      if (this.controller === controller) {
-        $("cancel").hidden = true
-        $("target").removeAttribute("aria-busy")
-      }
+      if (this.controller === controller) this.settle()
     }
   }
 
@@ -196,5 +192,20 @@ export class Translate {
     $("facts").textContent = text
     $("facts").classList.toggle("bad", isBad)
     if (isBad) this.facts = ""
+  }
+}
+
+// A server that is busy says after how many seconds to ask again.
+async function patiently(run, signal, told) {
+  for (let tries = 1; ; tries += 1) {
+    told(false)
+    try {
+      return await run()
+    } catch (error) {
+      if (!(error instanceof Failure && error.status === 503 && error.retryAfter && tries < MOST_TRIES)) throw error
+      told(true)
+      await sleep(error.retryAfter * 1000)
+      signal.throwIfAborted()
+    }
   }
 }

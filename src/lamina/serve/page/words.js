@@ -10,7 +10,9 @@ export class Words {
   constructor(target, backdrop, source) {
     Object.assign(this, { target, backdrop, source, spans: [], alignment: [], active: -1, text: "" })
     target.addEventListener("pointerover", event => this.show(this.spans.indexOf(event.target.closest(".word"))))
-    target.addEventListener("pointerleave", () => this.show(-1))
+    // A finger leaves at once: what it touched stays, until it touches something else.
+    target.addEventListener("pointerleave", event => { if (event.pointerType !== "touch") this.show(-1) })
+    document.addEventListener("pointerdown", event => { if (!target.contains(event.target)) this.show(-1) })
     target.addEventListener("focus", () => { if (this.alignment.length && target.matches(":focus-visible")) this.show(0) })
     target.addEventListener("blur", () => this.show(-1))
     target.addEventListener("keydown", event => {
