@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -41,6 +41,14 @@ class Corpus(Protocol):
 
     def batch(self, indices: Sequence[int], draw: tuple[int, int]) -> AnyBatch:
         """`draw` is the run's seed and the epoch: who draws at random draws from these and from the indices alone."""
+
+
+@runtime_checkable
+class FlatCorpus(Protocol):
+    """A corpus whose examples also come one behind the other, without a pad."""
+
+    def flat_batch(self, indices: Sequence[int], draw: tuple[int, int]) -> AnyBatch:
+        """As `batch`; a model takes both."""
 
 
 class Languages(NamedTuple):
@@ -120,7 +128,7 @@ class ParallelCorpus:
         source, target = (self._side(number, np.asarray(indices)) for number in range(2))
         return packed(source, target, shape, indices)
 
-    def flat_batch(self, indices: Sequence[int]) -> PackedBatch:
+    def flat_batch(self, indices: Sequence[int], draw: tuple[int, int]) -> PackedBatch:
         source, target = (self._side(number, np.asarray(indices)) for number in range(2))
         return flat(source, target, indices)
 
