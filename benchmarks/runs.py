@@ -50,7 +50,12 @@ TECHNIQUES: dict[str, tuple[str, ...]] = {
     "unrecorded": ("--no-cuda-graphs",),
     "padded": ("--no-pack", "--batch-order", "length"),
     "eager": ("--no-cuda-graphs", "--no-pack", "--batch-order", "length"),
+    # On one GPU, with all that talking to other ranks takes but the others.
+    "grouped": (),
+    "sharded": ("--fsdp",),
+    "sharded-eager": ("--fsdp", "--no-cuda-graphs"),
 }
+GROUPED = ("grouped", "sharded", "sharded-eager")
 HAS_GPU = torch.cuda.is_available()
 # Updates of a line in the log: a few milliseconds each on a GPU, a good part of a second on a processor.
 INTERVAL = 10 if HAS_GPU else 2
@@ -172,8 +177,9 @@ def measure(data: str, case: Case, seconds: float, extra: Sequence[str] = ()) ->
                "--adam-betas", "(0.9, 0.98)", "--lr", "1e-5", "--log-interval", str(INTERVAL), "--log-format", "json",
                "--no-save", "--disable-validation", *case.flags, *extra]
     log, started, is_enough = Log(), time.perf_counter(), False
+    environment = {**os.environ, "LAMINA_ALWAYS_A_GROUP": "1" if case.technique in GROUPED else "0"}
     with (tempfile.TemporaryFile("w+") as errors,
-          subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process):
+          subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process):
         try:
             for line in process.stdout or ():
                 if line.startswith("{") and not is_enough:

@@ -2,6 +2,7 @@
 
     python benchmarks/train.py --arch transformer_iwslt_de_en --max-tokens 4096,16384 --precision bf16,fp16
     python benchmarks/train.py --arch transformer_wmt_en_de --vocabulary 10000,35000 --technique plain,fusion --rounds 2
+    python benchmarks/train.py --arch transformer_iwslt_de_en --max-tokens 4096,16384 --technique plain,grouped,sharded,eager
     python benchmarks/train.py --arch transformer_iwslt_de_en --layers 18-18 --technique plain,layerdrop-0.2,layerdrop-0.5
 
 It runs the command itself on a data folder and reads its log.

@@ -21,6 +21,8 @@ from lamina.cli import main
 from lamina.config.model import ModelConfig
 from lamina.config.ranks_options import RanksConfig
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
+from lamina.cuda_graphs.train_pass import CapturedPasses
+from lamina.data.flat_texts import FlatSentences, end_to_end, flat_row
 from lamina.data.labelled_sentences import SentenceBatch
 from lamina.data.layer_subsets import LayerSubsets
 from lamina.distributed.launch import joined
@@ -28,12 +30,14 @@ from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.replicated import ReplicatedWeights
 from lamina.distributed.sharded import ShardedWeights
 from lamina.distributed.weights import FlatWeights
-from lamina.nn.stack import ALL_LAYERS
+from lamina.nn.stack import ALL_LAYERS, stacks_of
 from lamina.parts.contracts import Beginning, Criterion
 from lamina.parts.criteria import LabelSmoothedCrossEntropy, SentenceLoss
 from lamina.parts.muon import Muon
 from lamina.parts.residuals import Admin
+from lamina.parts.surface_fusion import AttendedFusion, HardFusion
 from lamina.parts.update_rules import Nag
+from lamina.text.vocabulary import PAD
 from lamina.training.freezing import freeze_
 from lamina.training.layer_drop import LayerDrop
 from lamina.training.loop import update_seed
@@ -70,6 +74,14 @@ def sentence_batch(place: int) -> Any:
     return SentenceBatch(tokens, torch.arange(len(tokens)) % 3, tuple(range(len(tokens))))
 
 
+def flat_sentence_batch(place: int) -> Any:
+    """In a flat row, with the sentences that run each layer."""
+    padded = sentence_batch(place)
+    rows = [row[row.ne(PAD)].numpy() for row in padded.tokens]
+    flat = FlatSentences(**flat_row(end_to_end(rows)), indices=padded.indices, target=padded.target)
+    return LayerSubsets(((0.5,) * 2, ()), seed=3).given_to(flat, 1, place, is_static=False, capacities={})
+
+
 def drawn_batch(place: int) -> Any:
     """With the sentences that run each layer."""
     return LayerSubsets(((0.5,) * 4, (0.5,) * 4), seed=3).given_to(batch(place), 1, place, is_static=False, capacities={})
@@ -78,6 +90,14 @@ def drawn_batch(place: int) -> Any:
 def partly_frozen(config: ModelConfig) -> Any:
     model = tiny_model(config)
     freeze_(model, ("source_embedding", "encoder.layers.[01].*", "*.ffn.fc1.*"), lambda note: None)
+    return model
+
+
+def recomputed(config: ModelConfig) -> Any:
+    """With --checkpoint-activations."""
+    model = tiny_model(config)
+    for stack in stacks_of(model).values():
+        stack.recomputes = True
     return model
 
 
@@ -91,21 +111,52 @@ class Case(NamedTuple):
 
 CASES = {
     "plain": Case(tiny_config(dropout_p=0.2)),
-    "fusion": Case(tiny_config(dropout_p=0.2, **FUSIONS["both"])),
+    "fusion": Case(replace(tiny_config(dropout_p=0.2, **FUSIONS["both"]),
+                           surface=AttendedFusion(mode=HardFusion(dropout=0.5)))),
     "admin": Case(tiny_config(dropout_p=0.2, init=Admin())),
     "layerdrop": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5)),
     "layerdrop by batch": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5), draws_by_batch=True),
     "layerdrop by sentence": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5), batch=drawn_batch),
+    "layerdrop by sentence, recomputed": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5), recomputed,
+                                              batch=drawn_batch),
     "frozen": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5), lambda config: partly_frozen(config)),
     # Some weights, those of the head for gaps, take no part.
     "sentences": Case(ModelConfig(), lambda _: tiny_masked_model(num_classes=3), sentence_batch, SentenceLoss()),
+    "sentences in a flat row": Case(ModelConfig(), lambda _: tiny_masked_model(num_classes=3), flat_sentence_batch,
+                                    SentenceLoss()),
 }
 
 WITHOUT_DROPOUT = Case(tiny_config())
 
 
+class _Repeat(NamedTuple):
+    """In the place of a CUDA graph: the same work again."""
+
+    replay: Callable[[], Any]
+
+
+class RepeatedPasses(CapturedPasses):
+    """What is captured on a GPU is done again here: the same memory, the same order, and no hooks that send.
+
+    On every second rank nothing is captured, as where a capture failed.
+    """
+
+    def __init__(self, updater: Updater, ranks: Ranks) -> None:
+        super().__init__(updater.model, updater.weights, updater.forward_backward, lambda text: None, lambda seconds: None,
+                         is_compiled=False)
+        self.recorder.capture = lambda function: _Repeat(function)  # type: ignore[method-assign, assignment]
+        self.recorder.is_on = ranks.rank % 2 == 0
+        self.num_replayed = 0
+
+    def find(self, batch: Any, active: Any, sums: Tensor) -> Callable[[], None] | None:
+        if self.is_off or active != ALL_LAYERS:
+            return None
+        self.num_replayed += 1
+        return partial(self._pass, batch, ())
+
+
 def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dtype, Ranks], FlatWeights],
-                  dtype: torch.dtype = torch.float32, max_rows: int | None = None) -> Outcome:
+                  dtype: torch.dtype = torch.float32, max_rows: int | None = None, *, is_replayed: bool = False) -> Outcome:
     """A few updates on this rank's batches; those of more than `max_rows` do not fit into its memory."""
     config = case.config
     model = case.new_model(config).to(ranks.device)
@@ -117,8 +168,11 @@ def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dt
     # Not Adam: the bias of keys has no gradient but rounding, which Adam would divide by itself.
     optimization = OptimizationConfig(criterion=case.criterion, optimizer=Nag(), clip_norm=1.0)
     updater = Updater(model, optimization, PrecisionConfig(), dtype, ranks, new_weights(model, dtype, ranks))
+    if is_replayed:
+        updater._captured = RepeatedPasses(updater, ranks)
+        updater.weights.expect_replays_()
     layer_drop = LayerDrop(config, seed=3, is_by_batch=case.draws_by_batch)
-    is_by_sentence = case.batch is drawn_batch
+    is_by_sentence = case.batch in (drawn_batch, flat_sentence_batch)
     if max_rows is not None:
         update_module.batch_loss = partial(_short_of_memory, max_rows)
     numbers, counts, masks = [], [], []
@@ -134,6 +188,8 @@ def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dt
         counts.append((result.num_tokens, result.num_sentences))
         masks.append(draws)
     update_module.batch_loss = batch_loss
+    if is_replayed and not updater._captured.is_off:
+        assert updater._captured.num_replayed, "a case that replays nothing tests nothing"
     return Outcome({name: value.clone() for name, value in updater.weights.state_dict().items()}, numbers, counts, masks)
 
 
@@ -179,13 +235,18 @@ KINDS = {"replicated": replicated, "sharded": sharded}
 PAIRS = [(name, kind) for name, case in CASES.items() for kind in KINDS if kind != "sharded" or not case.draws_by_batch]
 
 
+# Passes that leave out whole layers are never captured.
+REPLAYED = [(name, dtype) for name, case in CASES.items() if case.batch is drawn_batch or not any(
+    map(any, case.config.layer_drop_rates)) for dtype in (torch.float32, torch.bfloat16)]
+
+
 def alone(model: Any, dtype: torch.dtype, ranks: Ranks) -> FlatWeights:
     return FlatWeights(model, dtype)
 
 
-def reference(case: Case) -> Outcome:
+def reference(case: Case, dtype: torch.dtype = torch.float32, *, is_replayed: bool = False) -> Outcome:
     """What one process makes of all batches."""
-    return train_updates(case, ALONE, alone)
+    return train_updates(case, ALONE, alone, dtype, is_replayed=is_replayed)
 
 
 def _work(local: int, size: int, meeting: str, folder: str) -> None:
@@ -201,6 +262,9 @@ def _work(local: int, size: int, meeting: str, folder: str) -> None:
         torch.save([muon_steps(ranks, sharded, stored) for stored in
                     (muon_steps(ALONE, alone), torch.load(Path(folder, "muon-0.pt"), weights_only=True))],
                    Path(folder, f"muon-resumed-{ranks.rank}.pt"))
+        for name, dtype in REPLAYED:
+            outcome = train_updates(CASES[name], ranks, replicated, dtype, is_replayed=True)
+            torch.save(tuple(outcome), Path(folder, f"{name}-replayed {dtype}-{ranks.rank}.pt"))
         for name, kind in PAIRS:
             outcome = train_updates(CASES[name], ranks, KINDS[kind])
             torch.save(tuple(outcome), Path(folder, f"{name}-{kind}-{ranks.rank}.pt"))

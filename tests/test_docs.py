@@ -232,13 +232,6 @@ def test_documents_name_no_one_machine(path):
 
 # -- the site
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.stem)
-def test_code_fits_its_column(path):
-    """The site's column holds 88 characters at 1280 pixels."""
-    blocks = re.findall(r"^```\w*\n(.*?)^```$", read(path), flags=re.MULTILINE | re.DOTALL)
-    assert [line for block in blocks for line in block.splitlines() if len(line) > 88] == []
-
-
 def test_every_page_is_in_the_site(tmp_path):
     """Built as `make docs` does it, where a link or an anchor that leads nowhere is an error. Nothing comes from elsewhere."""
     pytest.importorskip("mkdocs")

@@ -87,11 +87,13 @@ def tiny_language_model(seed: int = 0, **changes: Any) -> DecoderOnly:
     return _shaken(build_decoder_only(tiny_lm_config(**changes), VOCABULARY_SIZE)).eval()
 
 
-def tiny_masked_model(seed: int = 0, *, is_fresh: bool = False, num_classes: int = 0, **stack: Any) -> MaskedModel:
+def tiny_masked_model(seed: int = 0, *, is_fresh: bool = False, num_classes: int = 0, unties_head: bool = False,
+                      **stack: Any) -> MaskedModel:
     """A small RoBERTa; `is_fresh` leaves it as it was initialised."""
     small = {"num_layers": 2, "model_dim": 16, "ffn_dim": 32, "num_heads": 2, "positions": Learned()}
     own = StackConfig(**{**small, **stack})
-    config = replace(roberta_base(), encoder=own, dropout=DropoutConfig(dropout_p=0.0),
+    embedding = replace(roberta_base().embedding, unties_head=unties_head)
+    config = replace(roberta_base(), encoder=own, dropout=DropoutConfig(dropout_p=0.0), embedding=embedding,
                      classifier=ClassifierConfig(num_classes=num_classes))
     torch.manual_seed(seed)
     model = build_masked_model(config, VOCABULARY_SIZE)

@@ -126,7 +126,7 @@ and the order of batches that its checkpoint was trained with (before there was 
 | embeddings, learned positions, output | normal, 1/sqrt(width); zero where padding is looked up |
 | adaptive input | tables as embeddings, projections Xavier uniform |
 | adaptive softmax of its own | Xavier uniform; frequent words and the bands' entries as one matrix |
-| masked language models | all matrices normal, 0.02, and biases zero |
+| masked language models | all matrices normal, 0.02, and biases zero; the matrix of `--untie-weights-roberta` as torch's own |
 | a sentence head | fairseq: torch's own; Lamina: normal, 0.02, and zero, as BERT's |
 
 All rows but the first are the same in 0.9 and main. So is `transformer_lm`: Pre-LN with a norm after the last layer, which the

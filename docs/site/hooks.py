@@ -1,6 +1,7 @@
 """What the site changes in the pages of docs/ (mkdocs.yml)."""
 
 import html
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -9,8 +10,14 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
-# Files beside docs/ have no page of their own: their names stay, without the link.
+EXAMPLES = Path(__file__).parents[2] / "examples"
+# Notebooks are pages of the site; other files beside docs/ have none: their names stay, without the link.
+NOTEBOOK = re.compile(r"\]\(\.\./examples/(\w+)\.ipynb\)")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)\s]+)\)")
+# In a notebook: its neighbours, and the pages of docs/.
+NEIGHBOUR = re.compile(r"\]\((\w+)\.ipynb\)")
+SCRIPT = re.compile(r"\[([^\]]+)\]\(\w+\.py\)")
+PAGE = re.compile(r"\]\(\.\./docs/([^)\s]+)\)")
 # What pymdownx.arithmatex leaves of $...$ and $$...$$.
 INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 BLOCK = re.compile(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', re.DOTALL)
@@ -23,14 +30,31 @@ DOCS = Path(__file__).parents[1]
 LOGO = Path(__file__).parents[2] / "src" / "lamina" / "serve" / "page" / "favicon.svg"
 
 
-def on_files(files: Files, config: Any, **_: Any) -> Files:
-    """The logo is that of the page of `lamina serve`: there is one of it."""
+def on_files(files: Files, *, config: Any) -> Files:
+    """Notebooks become pages, and the logo is that of the page of `lamina serve`: there is one of it."""
     files.append(File.generated(config, "site/logo.svg", abs_src_path=str(LOGO)))
+    for path in sorted(EXAMPLES.glob("*.ipynb")):
+        files.append(File.generated(config, f"examples/{path.stem}.md", content=notebook_page(path)))
     return files
+
+
+def notebook_page(path: Path) -> str:
+    """A notebook's text and code; it is kept without outputs."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            parts.append(f"```python\n{text}\n```")
+        else:
+            parts.append(SCRIPT.sub(r"\1", PAGE.sub(r"](../\1)", NEIGHBOUR.sub(r"](\1.md)", text))))
+    title, *rest = parts
+    return "\n\n".join([title, f"*This is the notebook `examples/{path.name}`, to be run in Jupyter.*", *rest, ""])
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     folder = posixpath.dirname(page.file.src_uri)
+    if not folder:
+        markdown = NOTEBOOK.sub(r"](examples/\1.md)", markdown)
 
     def link(match: re.Match[str]) -> str:
         is_outside = posixpath.normpath(posixpath.join(folder, match[2])).startswith("..")

@@ -44,6 +44,8 @@ COMMANDS = {
                            "translate lines, or continue prompts, as they come from a person, a pipe or a file"),
     "rescore": Command("lamina.config.generate_options:RescoreConfig", "lamina.commands.rescore:run",
                        "say how likely a model finds given translations"),
+    "calibrate": Command("lamina.config.calibrate_options:CalibrateConfig", "lamina.commands.calibrate:run",
+                         "find out when few layers translate well enough, for `generate --cascade` and `serve`"),
     "serve": Command("lamina.config.serve_options:ServeConfig", "lamina.commands.serve:run",
                      "answer over HTTP: LibreTranslate's, DeepL's and OpenAI's APIs, and a page, any depth per request"),
     "eval-lm": Command("lamina.config.eval_lm_options:EvalLmConfig", "lamina.commands.eval_lm:run",
@@ -86,7 +88,7 @@ def overview(group: str = "") -> str:
 
 def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
     """The command that the first word names, or the first two (`analyze fusion`), and the words after it."""
-    from lamina.fields import suggestion
+    from lamina.suggestions import suggestion
 
     first, *rest = (words[0].replace("_", "-"), *words[1:])
     if first in COMMANDS:

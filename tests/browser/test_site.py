@@ -9,6 +9,7 @@ pytestmark = pytest.mark.extra
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(path.relative_to(DOCS).with_suffix(".html").as_posix() for path in DOCS.rglob("*.md"))
+NOTEBOOKS = sorted(f"examples/{path.stem}.html" for path in (DOCS.parent / "examples").glob("*.ipynb"))
 WIDTHS = (1280, 390)
 # Elements that stick out of the window and do not lie in something that scrolls in sight.
 CUT = """() => {
@@ -41,7 +42,7 @@ def window(chromium, request):
     context.close()
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, *NOTEBOOKS])
 def test_a_page_is_whole_at_both_widths(window, site_url, name):
     window.fetched.clear()
     window.failed.clear()
@@ -57,7 +58,7 @@ def test_a_page_is_whole_at_both_widths(window, site_url, name):
         assert window.evaluate(WIDE) == []
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, *NOTEBOOKS])
 def test_no_link_of_a_page_is_broken(site, name):
     page = (site / name).read_text(encoding="utf-8")
     for target in re.findall(r'(?:href|src)="([^"#?]+)', page):

@@ -273,6 +273,25 @@ def test_finetuning_a_pretrained_model(pretrained, folder, tmp_path, capsys):
     assert model.fill_mask("the <mask> bird sang on the tree .")
 
 
+def test_a_head_with_an_output_matrix_of_its_own(folder, tmp_path, capsys):
+    """--untie-weights-roberta: trained, saved, fine-tuned and given to fairseq."""
+    assert train(folder / "lm", tmp_path / "mlm", *MASKED, "--untie-weights-roberta", "--max-update", "3") == 0
+    path = tmp_path / "mlm" / "checkpoint_last.pt"
+    stored = load_checkpoint(path)
+    assert stored.weights["head.table.weight"].shape == stored.weights["source_embedding.table.weight"].shape
+    assert not torch.equal(stored.weights["head.table.weight"], stored.weights["source_embedding.table.weight"])
+    assert lamina.load(path, device="cpu").fill_mask("the <mask> bird sang on the tree .")
+    assert main(["export", str(path), "--format", "fairseq", "--output", str(tmp_path / "folder")]) == 0
+    again = lamina.load(tmp_path / "folder" / "model.pt", device="cpu")
+    tokens = torch.tensor([[0, 5, 6, 7, 2]])
+    assert torch.equal(again.models[0].logits(tokens), lamina.load(path, device="cpu").models[0].logits(tokens))
+    begin = [*FINE, "--finetune-from-model", path, "--max-update", "1"]
+    assert train(folder / "task", tmp_path / "fine", *begin, "--untie-weights-roberta") == 0
+    capsys.readouterr()
+    assert train(folder / "task", tmp_path / "tied", *begin) == 2
+    assert "--untie-weights-roberta" in capsys.readouterr().err
+
+
 def test_a_pruned_model_fills_what_the_whole_one_fills_with_layers_skipped(pretrained):
     from lamina.nn.stack import ActiveLayers
 

@@ -1,19 +1,27 @@
 """What captured updates rest on, as far as it can be seen without a GPU; tests/gpu/test_captured.py has the rest."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from lamina.config.model import LanguageModelConfig
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
+from lamina.cuda_graphs.recorder import STRICT
 from lamina.cuda_graphs.static_batches import MAX_SHAPES, SIGHTINGS, StaticBatches, shape_of
+from lamina.cuda_graphs.train_pass import CapturedPasses, room_for
+from lamina.data.batching import TokenBatch
 from lamina.distributed.weights import FlatWeights
+from lamina.errors import LaminaError
 from lamina.nn.compiling import compiled_parts, replaced
+from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 from lamina.parts.update_rules import Sgd
 from lamina.training.loss import batch_loss
 from lamina.training.update import Updater, why_eager
-from tiny import batch_of, tiny_model
+from tiny import VOCABULARY_SIZE, batch_of, tiny_language_model, tiny_model
 
 SGD = OptimizationConfig(optimizer=Sgd(), lr=(0.1,), clip_norm=0.0)
 
@@ -91,7 +99,7 @@ def test_gathered_gradients_are_those_that_are_added_up_as_they_come():
                     batch_loss(model, batch_of(rows), SGD.criterion).loss.backward()
             else:
                 batch_loss(model, batch_of(rows), SGD.criterion).loss.backward()
-            weights.collect_grad_()
+                weights.collect_grad_()
         found.append(gradients_of(weights))
         # Eager passes go on as before.
         assert all(parameter.grad is not None for parameter in model.parameters())
@@ -104,7 +112,6 @@ def test_a_parameter_without_a_gradient_gathers_zeros():
     weights.compute_grad.fill_(7.0)
     with weights.gathering():
         model.head.table.weight.sum().backward()
-    weights.collect_grad_()
     grads = weights.named(weights.grad)
     assert float(grads["encoder.layers.0.ffn.fc1.weight"].abs().sum()) == 0.0
     assert float(sum(grad.abs().sum() for grad in grads.values())) == model.head.table.weight.numel()
@@ -132,3 +139,99 @@ def test_what_stands_in_the_way_is_said(dtype, precision, reason):
     found = why_eager(FlatWeights(tiny_model(), dtype), dtype, precision)
     assert (found is None) == (reason is None)
     assert reason is None or reason in found
+
+
+class Rerunning:
+    """Stands for the recorder where there is no GPU: what is replayed is computed again."""
+
+    is_on = True
+
+    def __init__(self):
+        self.num_captured = 0
+
+    def warm_up(self, compute):
+        compute()
+
+    def capture(self, compute):
+        self.num_captured += 1
+        return SimpleNamespace(replay=compute)
+
+
+BANDS = LanguageModelConfig(softmax_cutoff=(10, 20), softmax_factor=2.0)
+
+
+def text_of(number: int, rare: float) -> TokenBatch:
+    """Rows of text, with a share of rare words."""
+    random = np.random.default_rng(number)
+    is_rare = random.random((8, 50)) < rare
+    target = np.where(is_rare, random.integers(10, VOCABULARY_SIZE, (8, 50)), random.integers(4, 10, (8, 50)))
+    tokens = torch.from_numpy(random.integers(4, VOCABULARY_SIZE, (8, 50)))
+    return TokenBatch(tokens, torch.from_numpy(target), target.size, tuple(range(8)), target_on_host=target)
+
+
+def rare_texts(monkeypatch, rares: list[float]) -> tuple[list[bool], int]:
+    """For each text whether its pass was replayed, and how often one was captured; the gradients are those of eager passes."""
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    model = tiny_language_model(lm=BANDS)
+    updater = Updater(model, SGD, PrecisionConfig(), torch.bfloat16)
+    passes = CapturedPasses(model, updater.weights, updater.forward_backward, lambda note: None, lambda seconds: None,
+                            is_compiled=False)
+    passes.recorder, is_replayed = Rerunning(), []
+    for number, rare in enumerate(rares):
+        batch, found = text_of(number, rare), []
+        replay = passes.find(batch, ALL_LAYERS, updater.sums)
+        is_replayed.append(replay is not None)
+        for captured in (replay, None):
+            updater.weights.forget_grad_()
+            updater.sums.zero_()
+            if captured is None:
+                updater.forward_backward(batch)
+                updater.weights.collect_grad_()
+            else:
+                captured()
+            found.append((updater.sums.clone(), updater.weights.grad.clone()))
+        torch.testing.assert_close(*found, rtol=0.02, atol=0.02)
+    return is_replayed, passes.recorder.num_captured
+
+
+def test_passes_of_an_adaptive_softmax_are_captured_with_room_and_what_exceeds_it_is_eager(monkeypatch):
+    rares = [0.1] * (SIGHTINGS + 1) + [0.95, 0.1]
+    assert rare_texts(monkeypatch, rares) == ([False] * (SIGHTINGS - 1) + [True, True, False, True], 1)
+
+
+def test_where_room_is_exceeded_again_and_again_more_is_made(monkeypatch):
+    rares = [0.1] * SIGHTINGS + [0.95] * (SIGHTINGS + 2) + [0.1]
+    expected = [False] * (SIGHTINGS - 1) + [True] + [False] * (SIGHTINGS - 1) + [True] * 4
+    assert rare_texts(monkeypatch, rares) == (expected, 2)
+
+
+def test_room_is_above_what_chance_needs():
+    assert room_for((0, 40, 1000, 100_000)) == (128, 128, 1280, 125_056)
+    assert room_for((40, 1000), least=(256, 384)) == (256, 1280)
+    assert room_for(()) == ()
+
+
+def test_whole_layers_that_are_left_out_are_eager(monkeypatch):
+    model = tiny_model()
+    updater = Updater(model, SGD, PrecisionConfig(), torch.bfloat16)
+    passes = CapturedPasses(model, updater.weights, updater.forward_backward, lambda note: None, lambda seconds: None,
+                            is_compiled=False)
+    passes.recorder = Rerunning()
+    assert passes.find(batch_of(slice(0, 4)), ActiveLayers((True, False), None), updater.sums) is None
+    assert not passes.is_off
+
+
+def test_batches_without_their_words_on_the_host_turn_capturing_off(monkeypatch):
+    model, notes = tiny_language_model(lm=BANDS), []
+    updater = Updater(model, SGD, PrecisionConfig(), torch.bfloat16)
+    passes = CapturedPasses(model, updater.weights, updater.forward_backward, notes.append, lambda seconds: None,
+                            is_compiled=False)
+    batch = replace(text_of(0, 0.1), target_on_host=None)
+    monkeypatch.setenv(STRICT, "1")
+    with pytest.raises(LaminaError, match="target_on_host"):
+        passes.find(batch, ALL_LAYERS, updater.sums)
+    monkeypatch.setenv(STRICT, "0")
+    assert passes.find(batch, ALL_LAYERS, updater.sums) is None
+    assert passes.is_off
+    assert "--cuda-graphs is off" in notes[0]

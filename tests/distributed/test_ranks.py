@@ -10,7 +10,7 @@ from lamina.distributed.matrix_exchange import owners_of
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.replicated import buckets, is_skipped
 from lamina.nn.stack import ActiveLayers
-from rank_work import CASES, PAIRS, WITHOUT_DROPOUT, alone, muon_steps, read, reference, run_on
+from rank_work import CASES, PAIRS, REPLAYED, WITHOUT_DROPOUT, alone, muon_steps, read, reference, run_on
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -34,6 +34,20 @@ def test_ranks_with_a_batch_each_equal_one_rank_that_accumulates(outcomes, name,
         for parameter in found.weights:
             value = expected.weights[parameter]
             torch.testing.assert_close(found.weights[parameter], value, rtol=0, atol=1e-6, msg=parameter)
+
+
+@pytest.mark.parametrize(("name", "dtype"), REPLAYED)
+def test_ranks_that_replay_equal_one_rank_that_replays(outcomes, name, dtype):
+    """Whatever is replayed where: ranks that do not replay send the same pieces in the same order."""
+    size, folder = outcomes
+    expected = reference(CASES[name], dtype, is_replayed=True)
+    tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    for rank in range(size):
+        found = read(folder, name, f"replayed {dtype}", rank)
+        assert found.counts == expected.counts
+        torch.testing.assert_close(found.numbers, expected.numbers, **tolerance)
+        for parameter in found.weights:
+            torch.testing.assert_close(found.weights[parameter], expected.weights[parameter], msg=parameter, **tolerance)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,4 +1,4 @@
-"""Recorded updates are the eager ones: packed attention, whole passes, layer by layer, compiled or not."""
+"""Recorded updates are the eager ones: packed attention, whole passes, compiled or not."""
 
 from dataclasses import replace
 
@@ -138,46 +138,27 @@ def test_compiled_updates_are_the_eager_ones(name, capsys):
     assert "is off" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("compiles", [False, True])
-@pytest.mark.parametrize("name", ["plain", "both"])
-def test_layers_recorded_one_by_one_may_be_skipped(name, compiles, capsys):
+def test_updates_that_leave_out_whole_layers_are_eager(capsys):
     def draws(number: int) -> list[ActiveLayers]:
-        return [some_of(number)]
+        return [some_of(number, place) for place in range(3)]
 
-    parts = FUSIONS.get(name, {})
-    eager, recorded, exact = (updater(parts, cuda_graphs=False), updater(parts, compiles=compiles),
-                              updater(parts, dtype=torch.float32))
-    assert_close(train(recorded, draws=draws), train(eager, draws=draws))
-    train(exact, draws=draws)
-    assert_same_way(recorded, eager, exact=exact)
+    eager, other = updater(cuda_graphs=False), updater()
+    found, expected = (train(of, draws=draws, per_update=3) for of in (other, eager))
+    assert_close(found, expected)
+    assert_same_way(other, eager)
     out = capsys.readouterr().out
-    assert "captured the layers" in out
+    assert "captured updates" not in out
     assert "is off" not in out
 
 
 @pytest.mark.parametrize("compiles", [False, True])
-def test_batches_of_an_update_may_run_different_layers(compiles, capsys):
-    def draws(number: int) -> list[ActiveLayers]:
-        return [some_of(number, place) for place in range(3)]
-
-    eager, recorded, exact = updater(cuda_graphs=False), updater(compiles=compiles), updater(dtype=torch.float32)
-    found, expected, _ = (train(of, draws=draws, per_update=3) for of in (recorded, eager, exact))
-    assert_close(found, expected)
-    # Compiled layers round elsewhere.
-    assert_same_way(recorded, eager, exact=exact if compiles else None)
-    assert "is off" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("compiles", [False, True])
-@pytest.mark.parametrize("active", [ALL_LAYERS, ActiveLayers((True, False, True), (True, True, False))],
-                         ids=["whole", "layer by layer"])
 @pytest.mark.parametrize("drops", [DropoutConfig(dropout_p=0.5), DropoutConfig(dropout_p=0.0, attention_p=0.5)],
                          ids=["dropout", "dropout of attention"])
-def test_the_dropout_of_a_recorded_pass_is_that_of_its_gradient(drops, active, compiles, capsys):
+def test_the_dropout_of_a_recorded_pass_is_that_of_its_gradient(drops, compiles, capsys):
     config = replace(tiny_config(num_layers=3), dropout=drops)
     model = build_model(config, VOCABULARY_SIZE, VOCABULARY_SIZE).cuda()
     updater = sgd_updater(model, torch.bfloat16, compiles=compiles)
-    assert share_kept(updater, map(batch_of, range(4)), active) > LEAST_KEPT
+    assert share_kept(updater, map(batch_of, range(4))) > LEAST_KEPT
     assert "is off" not in capsys.readouterr().out
 
 
@@ -189,14 +170,13 @@ def test_padded_batches_of_one_shape_are_recorded_too(capsys):
                  for both in zip(*sizes, strict=True)]
         return collate(pairs, range(6)).to(torch.device("cuda"))
 
-    def losses(of: Updater, active: ActiveLayers) -> list[list[float]]:
-        results = [of.update([padded(number)], 1e-3, number, [active]) for number in range(8)]
+    def losses(of: Updater) -> list[list[float]]:
+        results = [of.update([padded(number)], 1e-3, number) for number in range(8)]
         torch.cuda.synchronize()
         return [result.numbers.tolist() for result in results]
 
-    for active in (ALL_LAYERS, ActiveLayers((True, False, True), (False, True, True))):
-        assert_close(losses(updater(compiles=False), active), losses(updater(cuda_graphs=False), active))
-    assert capsys.readouterr().out.count("captured ") == 2
+    assert_close(losses(updater(compiles=False)), losses(updater(cuda_graphs=False)))
+    assert capsys.readouterr().out.count("captured ") == 1
 
 
 def test_gradients_of_several_batches_and_float16():

@@ -1,13 +1,16 @@
 """Language models on a GPU: the adaptive loss, half precision, stepwise generation."""
 
+import numpy as np
 import pytest
 import torch
 
 from lamina.config.model import LanguageModelConfig
+from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.data.batching import TokenBatch
 from lamina.parts.criteria import CrossEntropy
 from lamina.training.loss import batch_loss
-from tiny import tiny_language_model, tiny_pair
+from lamina.training.update import Updater
+from tiny import VOCABULARY_SIZE, tiny_language_model, tiny_pair
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -56,3 +59,42 @@ def test_half_precision_stays_close(dtype):
     state = half.start(tokens, 8)
     steps = torch.stack([half.step(tokens[:, place], state) for place in range(8)], dim=1)
     torch.testing.assert_close(steps, half.log_probs(tokens), rtol=0.05, atol=0.1)
+
+
+def words(number, rare=0.2):
+    """Blocks of text, with a share of rare words."""
+    random = np.random.default_rng(number)
+    target = np.where(random.random((8, 64)) < rare, random.integers(10, VOCABULARY_SIZE, (8, 64)),
+                      random.integers(4, 10, (8, 64)))
+    tokens = torch.from_numpy(random.integers(4, VOCABULARY_SIZE, (8, 64)))
+    return TokenBatch(tokens, torch.from_numpy(target), target.size, tuple(range(8)), target_on_host=target)
+
+
+def trained(rares, dtype=torch.bfloat16, **precision):
+    """The way that the weights went, what updates told, and what was said."""
+    model, notes = tiny_language_model(lm=BANDS).cuda(), []
+    updater = Updater(model, OptimizationConfig(criterion=CrossEntropy(), lr=(1e-3,), clip_norm=1.0),
+                      PrecisionConfig(**precision), dtype, note=notes.append)
+    start = updater.weights.master.clone()
+    results = [updater.update([words(number, rare).to(torch.device("cuda"))], 1e-3, 100 + number)
+               for number, rare in enumerate(rares)]
+    torch.cuda.synchronize()
+    return updater.weights.master - start, [result.numbers.tolist() for result in results], notes
+
+
+def distance(one, other):
+    return float((one - other).norm() / other.norm())
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_captured_updates_of_an_adaptive_softmax_are_the_eager_ones(compiles):
+    # Texts with more rare words than there is room for come now and then, and at the end for good.
+    rares = [0.1] * 6 + [0.9] + [0.1] * 3 + [0.9] * 6
+    captured, told, notes = trained(rares, compiles=compiles)
+    eager, expected, _ = trained(rares, cuda_graphs=False)
+    exact, _, _ = trained(rares, torch.float32)
+    assert not any("is off" in note for note in notes), notes
+    assert sum(note.startswith("captured updates") for note in notes) == 2, notes
+    for one, other in zip(told, expected, strict=True):
+        assert one == pytest.approx(other, rel=0.02)
+    assert distance(captured, exact) < max(0.02, 1.2 * distance(eager, exact))

@@ -1,12 +1,14 @@
 """Models in folders: what is written can be read back, by us and in fairseq's names, and the card says what it is."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 import torch
 
 import lamina
-from fairseq_files import write_fixture_file
+from fairseq_files import fixture_content, write_fixture_file
 from golden_files import read_json, read_tensors
 from lamina.checkpoint.format import load_checkpoint, save_checkpoint
 from lamina.cli import main
@@ -117,10 +119,62 @@ def test_fairseq_gets_its_own_names_and_numbers_back(tmp_path, fixture):
     assert (exported.languages, exported.dictionaries) == (checkpoint.languages, checkpoint.dictionaries)
 
 
+def changed(content, how):
+    """RoBERTa's file in its other forms."""
+    weights, torch_args = content["model"], vars(content["args"])
+    if "untied" in how:
+        torch_args["untie_weights_roberta"] = True
+        weights["encoder.lm_head.weight"] = weights["encoder.lm_head.weight"].flip(0)
+    if "pre-norm" in how:
+        torch_args["encoder_normalize_before"] = True
+        weights |= {f"encoder.sentence_encoder.layer_norm.{kind}": torch.rand(32) for kind in ("weight", "bias")}
+    if "classes" in how:
+        torch_args |= {"task": "sentence_prediction", "init_token": 0 if "framed" in how else None, "separator_token": 2}
+        weights |= {f"classification_heads.nli.{name}": torch.rand(shape) for name, shape in (
+            ("dense.weight", (32, 32)), ("dense.bias", (32,)), ("out_proj.weight", (3, 32)), ("out_proj.bias", (3,)))}
+
+
+@pytest.mark.parametrize("how", ["tied", "untied", "untied, pre-norm", "untied, classes", "tied, classes, framed"])
+def test_fairseq_gets_its_roberta_back(tmp_path, how):
+    path = write_fixture_file(tmp_path / "old", "roberta_tiny")
+    content = fixture_content("roberta_tiny")
+    changed(content, how)
+    torch.save(content, path)
+    if "classes" in how:
+        (tmp_path / "old" / "label").mkdir()
+        (tmp_path / "old" / "label" / "dict.txt").write_text("no 3\nyes 2\nperhaps 1\n")
+    assert main(["export", str(path), "--format", "fairseq", "--output", str(tmp_path / "folder")]) == 0
+    checkpoint, exported = load_any(path), load_any(tmp_path / "folder" / "model.pt")
+    assert exported.model_config() == checkpoint.model_config()
+    assert checkpoint.model_config().embedding.unties_head == ("untied" in how)
+    assert checkpoint.model_config().classifier.init_token == (-1 if how == "untied, classes" else 0)
+    assert (exported.task, exported.languages, exported.dictionaries) == (
+        checkpoint.task, checkpoint.languages, checkpoint.dictionaries)
+    assert exported.weights.keys() == checkpoint.weights.keys()
+    assert all(torch.equal(weight, exported.weights[name]) for name, weight in checkpoint.weights.items())
+    # In the names of 0.9, where it had such models.
+    found, theirs = fairseq_content(checkpoint), content["model"]
+    if "pre-norm" not in how:
+        theirs = {re.sub(r"^encoder\.", "decoder.", name).replace("layernorm_embedding", "emb_layer_norm"): weight
+                  for name, weight in theirs.items()}
+    assert found["model"].keys() == {name for name in theirs if not name.endswith("version")}
+    assert all(torch.equal(weight, theirs[name]) for name, weight in found["model"].items())
+    args = {name: value for name, value in vars(content["args"]).items() if name not in ("arch", "source_lang", "target_lang")}
+    assert {name: vars(found["args"])[name] for name in args} == args
+
+
+def test_what_fairseqs_roberta_cannot_be_told_is_refused(tmp_path):
+    checkpoint = load_any(write_fixture_file(tmp_path, "roberta_tiny"))
+    for name, value in (("encoder-positions", "sinusoidal"), ("layernorm-embedding", False), ("scale-embedding", True)):
+        other = replace(checkpoint, config={**checkpoint.config, name: value})
+        with pytest.raises(CheckpointError, match="its RoBERTa has learned positions"):
+            fairseq_content(other)
+
+
 @pytest.mark.parametrize(("fixture", "reason"), [
     ("sf_att_hard_gate08", "SurfaceFusion mixes a second distribution"),
     ("ta_ffn", "read different states of the encoder"), ("admin_adaptive", "lamina fold"),
-    ("transformer_lm_adaptive", "adaptive vocabularies"), ("roberta_tiny", "--task masked_lm")])
+    ("transformer_lm_adaptive", "adaptive vocabularies")])
 def test_what_fairseq_does_not_have_is_refused(tmp_path, fixture, reason):
     with pytest.raises(CheckpointError, match=reason):
         fairseq_content(load_any(write_fixture_file(tmp_path, fixture)))
@@ -168,6 +222,6 @@ def test_the_card(tmp_path):
     number = sum(weight.numel() for weight in checkpoint.weights.values())
     depth = read_json("sf_att_hard_gate08")["args"]["encoder_layers"]
     for line in (f"| parameters | {number:,} |", "| validation bleu | 31.5 |", "- SurfaceFusion: att, hard, gate 0.8",
-                 "- LayerDrop in the encoder, 0.2", f"- encoder pruned to layers 0, of {depth}", "from en to xx",
+                 "- LayerDrop in the encoder, 0.2", f"- encoder pruned to layers 0 of {depth}", "from en to xx",
                  "| epoch | 3 |", 'lamina.load("model")', "| trained with | fairseq |"):
         assert line in card, line

@@ -11,70 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 import lamina
-from huggingface_models import SENTENCES, marian_folder, transformers
+from huggingface_models import SENTENCES, marian_folder
+from huggingface_parity import TARGETS, check_log_probs, check_texts, opened, quiet
 from lamina.cli import main
 from lamina.errors import CheckpointError
 from lamina.interop.any_format import load_any
 from lamina.interop.to_fairseq import fairseq_content
-from lamina.text.vocabulary import BOS, PAD
-
-TARGETS = ["A SMALL BOAT", "THE OLD RIVER SINGS NEAR THE MOON", "BIRD", "ZEBRA"]
-
-
-def quiet(_: str) -> None:
-    """What is noticed is not asked here."""
-
-
-def opened(folder: Path, **languages: str) -> tuple[Any, Any, Any]:
-    """Tokenizer and model of theirs, and ours."""
-    library = transformers()
-    return (library.AutoTokenizer.from_pretrained(folder), library.AutoModelForSeq2SeqLM.from_pretrained(folder).eval(),
-            lamina.load(folder, device="cpu", notice=quiet, **languages))
-
-
-def our_ids(tokenizer: Any, model: Any, theirs: torch.Tensor, side: int = 1, start: int = BOS) -> torch.Tensor:
-    """Their ids as ours; their padding is our start of a target, where Marian starts from it."""
-    vocabulary = model.vocabularies[side]
-    names = tokenizer.convert_ids_to_tokens(range(int(theirs.max()) + 1))
-    table = torch.tensor([start if name == "<pad>" else vocabulary.id(name) for name in names])
-    return table[theirs]
-
-
-@torch.no_grad()
-def check_log_probs(tokenizer: Any, theirs: Any, ours: Any, sources: list[str], targets: list[str]) -> None:
-    """Of the whole vocabulary, at every place of every target, in a padded batch."""
-    batch = tokenizer(sources, text_target=targets, return_tensors="pt", padding=True)
-    labels = batch["labels"]
-    expected = theirs(**batch).logits.log_softmax(dim=-1)
-    rows = [torch.from_numpy(ours.encode_source(source)) for source in sources]
-    source = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-    rows = [torch.from_numpy(ours.encode_target(target)) for target in targets]
-    target = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-    target_in = torch.cat([torch.full_like(target[:, :1], 2), target[:, :-1].masked_fill(target[:, :-1] == PAD, PAD)], dim=1)
-    found = ours.models[0].log_probs(source, target_in)
-    assert target.shape == labels.shape
-    names = tokenizer.convert_ids_to_tokens(range(expected.size(-1)))
-    order = our_ids(tokenizer, ours, torch.arange(len(names)))
-    assert len(set(order.tolist())) == len(names)
-    for row in range(len(targets)):
-        length = int(labels[row].ne(tokenizer.pad_token_id).sum())
-        torch.testing.assert_close(found[row, :length][:, order], expected[row, :length], rtol=0, atol=1e-5)
-
-
-def check_texts(tokenizer: Any, theirs: Any, ours: Any, *, longest: int = 24, seed_bias: float = 0.0) -> list[int]:
-    """Greedy and beam 4: the same tokens. The lengths of what was found."""
-    lengths = []
-    for beam in (1, 4):
-        for sentence in SENTENCES:
-            batch = tokenizer([sentence], return_tensors="pt")
-            row = theirs.generate(**batch, num_beams=beam, early_stopping=beam > 1, max_length=longest)[0][1:]
-            found = ours.translate(sentence, beam=beam, min_length=0, max_length_offset=longest - 2)
-            assert tokenizer.decode(row, skip_special_tokens=True) == found.text
-            expected = our_ids(tokenizer, ours, row).tolist()
-            assert found.ids == expected[: len(found.ids)]
-            assert set(expected[len(found.ids):]) <= {BOS}  # their padding
-            lengths.append(len(found.ids))
-    return lengths
 
 
 @pytest.mark.parametrize("is_separate", [False, True], ids=["shared", "separate"])
@@ -179,7 +121,8 @@ def damaged(name: str, change: Any) -> Any:
     (damaged("config.json", lambda config: config.update(encoder_layers="six")), "encoder_layers='six'"),
     (damaged("config.json", lambda config: config.update(normalize_before=True)), "normalize_before=True"),
     (damaged("config.json", lambda config: config.update(encoder_layers=3)), "lacks the parameters behind"),
-    (damaged("config.json", lambda config: config.update(decoder_start_token_id=10**6)), "decoder_start_token_id is 1000000"),
+    (damaged("generation_config.json", lambda config: config.update(decoder_start_token_id=10**6)),
+     "decoder_start_token_id is 1000000"),
     (damaged("generation_config.json", lambda config: config.update(repetition_penalty=1.2)), "repetition_penalty=1.2"),
     (damaged("generation_config.json", lambda config: config.update(bad_words_ids=[[3, 4]])), "phrases of several tokens"),
 ])

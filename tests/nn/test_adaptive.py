@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import lamina.nn.cross_entropy as loss_module
+from lamina.cuda_graphs.capture_contract import NoQuestions
 from lamina.nn.adaptive import AdaptiveHead, AdaptiveTable, Band, Tail
 from lamina.nn.cross_entropy import Term
 from lamina.nn.embedding import TokenTable
@@ -83,6 +84,27 @@ def test_a_tail_is_computed_for_its_own_words_alone(monkeypatch):
     seen.clear()
     softmax.loss([Term(torch.randn(1, 2, DIM), 1.0)], torch.tensor([[2, 3]]), smoothing=0.0, pad_id=1)
     assert seen == []
+
+
+@pytest.mark.parametrize("room", [(5, 6), (8, 8), (30, 40)])
+def test_with_room_for_more_words_the_loss_is_the_same_and_the_device_is_asked_nothing(room):
+    softmax, features = head(), torch.randn(2, 9, DIM)
+    target = torch.tensor([[2, 3, 7, 1, 6, 13, 12, 14, 10], [1, 5, 11, 11, 12, 4, 9, 10, 0]])
+    leaves = [features.requires_grad_(), *softmax.parameters()]
+
+    def gradients():
+        sums = softmax.loss([Term(features, 1.0)], target, smoothing=0.0, pad_id=1, target_on_host=on_host)
+        return sums, torch.autograd.grad(sums.loss, leaves)
+
+    on_host = target.numpy()
+    assert softmax.host_sizes(on_host) == (5, 6)
+    assert softmax.host_sizes(None) is None
+    expected, wanted = gradients()
+    on_host = None
+    with softmax.with_room(room), NoQuestions():
+        found, own = gradients()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(own, wanted)
 
 
 def test_dropout_in_training_alone():

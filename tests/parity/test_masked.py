@@ -70,6 +70,18 @@ def test_names_of_version_0_9():
     assert torch.equal(pruned.encode(tokens).final, skipped)
 
 
-def test_an_output_matrix_of_its_own_is_refused():
-    with pytest.raises(CheckpointError, match="untie_weights_roberta"):
-        read_masked(args={"untie_weights_roberta": True})
+def test_an_output_matrix_of_its_own():
+    """With the input's numbers it gives the reference's scores, with others its own; each learns for itself."""
+    tokens, expected = read_tensors(FIXTURE, "inputs")["src_tokens"], read_tensors(FIXTURE, "expected")
+    table = read_tensors(FIXTURE, "weights")["encoder.sentence_encoder.embed_tokens.weight"]
+    untied = {"untie_weights_roberta": True}
+    same, other = (read_masked(untied, {"encoder.lm_head.weight": weight}).eval() for weight in (table.clone(), table.flip(0)))
+    is_token = tokens.ne(1)
+    torch.testing.assert_close(same.logits(tokens)[is_token], expected["logits"][is_token], rtol=1e-5, atol=1e-5)
+    scores = other.head(other.encode(tokens).final) @ table.flip(0).t() + other.head.output_bias
+    torch.testing.assert_close(other.logits(tokens), scores)
+    same.logits(tokens).logsumexp(-1).sum().backward()
+    assert same.head.table.weight.grad[1].abs().sum() > 0  # padding is a word like the others here
+    assert not torch.equal(same.head.table.weight.grad, same.source_embedding.table.weight.grad)
+    with pytest.raises(CheckpointError, match="lacks the parameters behind head"):
+        read_masked(untied)

@@ -8,7 +8,7 @@ import copy
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -19,13 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lamina.api.outputs import parse_device, parse_dtype, silent, warn_in_python
+from lamina.api.outputs import SPELLINGS, parse_device, parse_dtype, silent, warn_in_python
 from lamina.checkpoint.format import Checkpoint, load_weights_, save_checkpoint
 from lamina.checkpoint.marks import marks_of
 from lamina.config.chosen_depth import parse_depth
 from lamina.config.keep import KeepConfig, as_text
 from lamina.data.batching import length_batches, pad_rows
 from lamina.decode.active_depth import active_layers
+from lamina.decode.cascade import Cascade
 from lamina.errors import CheckpointError, ConfigError
 from lamina.models.contract import Model
 from lamina.nn.prepacked import Int8Linear, Prepacked, is_prepacked, prepack_, unpack_
@@ -87,15 +88,16 @@ class LoadedModel(Generic[M]):
         self._prepacking: type[Prepacked] | None = None
         self._described: tuple[Checkpoint, ...] = ()  # what each model's checkpoint says besides its weights
         self._names: tuple[str, ...] = ()
+        self._digest: tuple[object, str] | None = None
         self._masters: tuple[dict[str, Tensor], ...] = ()  # the weights as they were stored, where the models' are rounded
 
     # -- where it is
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None) -> Self:
+    def to(self, device: torch.device | torch.dtype | str | None = None, dtype: torch.dtype | str | None = None) -> Self:
         """Move to another device, or compute in another precision; returns itself.
 
         Arguments:
-            device: "cpu", "cuda", "cuda:1" or a torch.device; where it is now, if left out.
+            device: "cpu", "cuda", "cuda:1" or a torch.device; where it is now, if left out. A precision may stand here too.
             dtype: "fp32", "fp16", "bf16", torch's names of them or a torch.dtype; as now, if left out.
 
         Returns:
@@ -104,6 +106,8 @@ class LoadedModel(Generic[M]):
         >>> model.to("cpu").translate("a bird").text == model.translate("a bird").text
         True
         """
+        if dtype is None and (isinstance(device, torch.dtype) or device in SPELLINGS):  # as torch's own `to` takes it
+            device, dtype = None, device
         with self._turn():
             target = self.device if device is None else parse_device(device)
             chosen = parse_dtype(dtype) or self.dtype
@@ -269,13 +273,30 @@ class LoadedModel(Generic[M]):
         """
         parsed = parse_depth(depth)
         if parsed is None:
-            raise ConfigError("the depth auto needs a cascade: choose a threshold with `lamina calibrate`, and pass "
-                              "cascade=FILE.")
+            raise ConfigError("the depth auto is not a choice of layers: a cascade makes that choice for each sentence.")
         active = active_layers(parsed, self.models)
         if active != ALL_LAYERS:
             for checkpoint in self._described:
                 check_prunable(checkpoint)
         return active
+
+    def cascade_of(self, depth: object, cascade: Cascade | str | Path | None) -> Cascade | None:
+        """What the depth "auto" does, for this very model; None for any other depth.
+
+        >>> model.cascade_of("full", None) is None
+        True
+        """
+        if parse_depth(depth) is not None:
+            if cascade is not None:
+                raise ConfigError('a cascade has no effect at a depth of its own. Write depth="auto", or leave cascade out.')
+            return None
+        if cascade is None:
+            raise ConfigError("the depth auto needs a cascade: choose a threshold with `lamina calibrate`, and pass "
+                              "cascade=FILE.")
+        found = cascade if isinstance(cascade, Cascade) else Cascade.load(cascade)
+        found.check(self.digest)
+        self.active_layers(found.chosen_depth)
+        return found
 
     @property
     def digest(self) -> str:
@@ -284,6 +305,14 @@ class LoadedModel(Generic[M]):
         >>> model.digest == lamina.load("checkpoint_best.pt", device="cpu").digest
         True
         """
+        # Computed again only where a weight has changed since: each call with a cascade asks.
+        state = (self._prepacking, *((weight.data_ptr(), weight._version, weight.dtype) for model in self.models
+                                     for weight in model.parameters()))
+        if self._digest is None or self._digest[0] != state:
+            self._digest = state, self._computed_digest()
+        return self._digest[1]
+
+    def _computed_digest(self) -> str:
         found = hashlib.sha256()
         for number, model in enumerate(self.models):
             own = [dict(self._described[number].config)] if self._described else []
@@ -301,6 +330,8 @@ class LoadedModel(Generic[M]):
                 run: Callable[[M, Tensor], object], batch_size: int | None) -> States:
         """`run` passes a batch of ids through a model; of the first stack that it passes through, the states are kept."""
         model = self._only("encode")
+        if not rows:
+            raise ConfigError("there is no text to encode: the list is empty.")
         stack = next(iter(stacks_of(model).values()))
         wanted = _layer_numbers(layers, len(stack.layers))
         width = max((len(row) for row in rows), default=0)
@@ -375,13 +406,3 @@ def _short_number(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return str(number)
-
-
-def texts_of(given: str | Iterable[str], what: str = "texts") -> list[str]:
-    """One text or several, as a list."""
-    lines = [given] if isinstance(given, str) else list(given)
-    wrong = next((line for line in lines if not isinstance(line, str)), None)
-    if wrong is not None:
-        raise ConfigError(f"{what} must be text, one or a list of them; there is a {type(wrong).__name__} among them.")
-    return lines
-

@@ -113,6 +113,7 @@ class TrainOptions(TypedDict, total=False):
     distill_from: str | None
     distill_temperature: float
     distill_weight: float
+    distributed_backend: str
     distributed_init_method: str | None
     distributed_port: int
     distributed_rank: int
@@ -155,6 +156,7 @@ class TrainOptions(TypedDict, total=False):
     freeze: str | Sequence[str]
     freq_weighted_replacement: bool
     fsdp: bool
+    fsdp_size: int | None
     fusion: str
     init_token: int
     init_type: str
@@ -215,6 +217,7 @@ class TrainOptions(TypedDict, total=False):
     optimizer: str
     pack: bool
     patience: int
+    plan: bool
     poly_pow: float
     pooler_activation_fn: str
     pooler_dropout: float
@@ -240,6 +243,7 @@ class TrainOptions(TypedDict, total=False):
     sentence_avg: bool
     separator_token: int
     sf_attention_heads: int
+    sf_dropout: float
     sf_ffn: bool
     sf_first_word_id: int
     sf_gate: float
@@ -278,6 +282,7 @@ class TrainOptions(TypedDict, total=False):
     transparent_attention: bool
     truncate_sequence: bool
     truncate_source: bool
+    untie_weights_roberta: bool
     update_freq: int | Sequence[int] | str
     upsample_primary: int
     valid_subset: str

@@ -93,14 +93,16 @@ def train(data: Data | str | Path, *, task: str = "translation", criterion: str 
     [('train', 1), ('epoch', 1), ('valid', 1)]
     """
     import_parts(user_dir)
+    _check_functions(criterion, callbacks)
     function = None if criterion is None or isinstance(criterion, str) else FunctionLoss(criterion)
     named = {} if function is not None else {"criterion": criterion}
     given = given_by("train", TrainConfig, {**named, **options, "task": task}, [os.fspath(data)])
     if not any(name in given for name in _BATCH_LIMITS):
         given["max-tokens"] = MAX_TOKENS
     config = resolve(TrainConfig, given)
-    if config.print_config:
-        raise ConfigError("print_config is for the command line; lamina.train only trains. Leave it out.")
+    for name in ("print_config", "plan"):
+        if getattr(config, name):
+            raise ConfigError(f"{name} is for the command line; lamina.train only trains. Leave it out.")
     if num_to_start(config.ranks, os.environ, 0) > 1:
         raise ConfigError(f"distributed_world_size is {config.ranks.world_size}, but lamina.train is one process: start the "
                           "script with torchrun, which sets the number of processes.")
@@ -115,6 +117,17 @@ def train(data: Data | str | Path, *, task: str = "translation", criterion: str 
     if isinstance(model, LoadedModel):
         model.history = outcome.rows
     return model
+
+
+def _check_functions(criterion: object, callbacks: object) -> None:
+    """Before hours of training find out."""
+    if not (criterion is None or isinstance(criterion, str) or callable(criterion)):
+        raise ConfigError(f"criterion is a {type(criterion).__name__}; it must be a name or a function of log-probabilities "
+                          "and batch.")
+    wrong = next((own for own in callbacks if not callable(own)), None) if isinstance(callbacks, (list, tuple)) else callbacks
+    if wrong is not None:
+        raise ConfigError(f"callbacks has a {type(wrong).__name__}; it must be a list of functions of an event: "
+                          "callbacks=[on_event].")
 
 
 class _Outcome(NamedTuple):
@@ -141,7 +154,7 @@ def _outcome(run: Run) -> _Outcome:
 def _loaded(outcome: _Outcome) -> AnyModel:
     if isinstance(outcome.model, Path):
         return load(outcome.model, device=outcome.device)
-    return model_of(outcome.model, "lamina.train", outcome.device)
+    return model_of(outcome.model, "this model", outcome.device)
 
 
 def _raise_as_python_does(stop: StopSignal | AlreadyToldError) -> None:

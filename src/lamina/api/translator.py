@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import torch
 
 from lamina.analysis.fusion_weights import FusionWeights, Gates, fusion_weights, gates, mixes_hard, source_attention
-from lamina.api.loaded_model import Layers, LoadedModel, States, in_turn, texts_of
-from lamina.api.outputs import Attention, Score, TooLong, Translation, fitted, only_one, warn_in_python, warn_of_lost
+from lamina.api.given_texts import is_pair, many_texts, one_text, pairs_of, texts_of
+from lamina.api.loaded_model import Layers, LoadedModel, States, in_turn
+from lamina.api.outputs import Attention, Score, TooLong, Translation, fitted, greedy, only_one, warn_in_python, warn_of_lost
 from lamina.config.chosen_depth import DepthText
 from lamina.config.search_options import SearchConfig
 from lamina.data.batching import DEFAULT_BATCH_SIZE, collate
 from lamina.data.corpus import Example
 from lamina.decode.alignment import alignment_of, attention_weights
 from lamina.decode.backtrace import Hypothesis
-from lamina.decode.batched_search import search_rows
+from lamina.decode.cascade import Cascade, searched, searches_of
 from lamina.decode.scoring import score_rows
 from lamina.decode.search import Search
 from lamina.decode.token_stream import stream_text
 from lamina.errors import ConfigError, DataError
 from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.nn.stack import ALL_LAYERS
 from lamina.text.pieces import join_pieces, warn_of_joiner
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import EOS, PAD, UNK, Vocabulary
@@ -55,7 +58,7 @@ class Translator(LoadedModel[EncoderDecoder]):
                   constraints: Sequence[str] | None = None, max_tokens: int | None = None, batch_size: int | None = None,
                   seed: int = 1, first_number: int = 0, remove_bpe: str | None = None, with_alignment: bool = False,
                   too_long: TooLong = "truncate", warn: Callable[[str], object] | None = None, depth: DepthText = None,
-                  **options: Unpack[SearchOptions]) -> Translation: ...
+                  cascade: Cascade | str | Path | None = None, **options: Unpack[SearchOptions]) -> Translation: ...
 
     @overload
     def translate(self, sentences: Iterable[str], beam: int | None = None, *, search: SearchConfig | None = None,
@@ -63,13 +66,14 @@ class Translator(LoadedModel[EncoderDecoder]):
                   batch_size: int | None = None, seed: int = 1, first_number: int = 0, remove_bpe: str | None = None,
                   with_alignment: bool = False, too_long: TooLong = "truncate",
                   warn: Callable[[str], object] | None = None, depth: DepthText = None,
-                  **options: Unpack[SearchOptions]) -> list[Translation]: ...
+                  cascade: Cascade | str | Path | None = None, **options: Unpack[SearchOptions]) -> list[Translation]: ...
 
     def translate(self, sentences: str | Iterable[str], beam: int | None = None, *, search: SearchConfig | None = None,
                   constraints: Sequence[str] | Iterable[Sequence[str]] | None = None,
                   max_tokens: int | None = None, batch_size: int | None = None, seed: int = 1, first_number: int = 0,
                   remove_bpe: str | None = None, with_alignment: bool = False, too_long: TooLong = "truncate",
                   warn: Callable[[str], object] | None = None, depth: DepthText = None,
+                  cascade: Cascade | str | Path | None = None,
                   **options: Unpack[SearchOptions]) -> Translation | list[Translation]:
         """Translate a sentence, or several in batches.
 
@@ -90,7 +94,9 @@ class Translator(LoadedModel[EncoderDecoder]):
             too_long: what becomes of a source longer than the model's positions: "truncate" or "skip".
             warn: hears of such lines; Python's warnings, if left out.
             depth: the layers that run: "full", "half", "6-3" (encoder and decoder layers, spread evenly) or {"encoder": 6,
-                "decoder": [0, 2, 4]}. For models trained with LayerDrop; the model itself stays as it is.
+                "decoder": [0, 2, 4]}; or "auto", what a cascade does. For models trained with LayerDrop; the model itself
+                stays as it is.
+            cascade: for the depth "auto", the file that `lamina calibrate` wrote for this model.
             options: those of `lamina generate`, as flags with underscores or as SearchConfig's fields: `lenpen=0.6, nbest=3`.
 
         Returns:
@@ -104,14 +110,16 @@ class Translator(LoadedModel[EncoderDecoder]):
         with self._turn():
             found = self._translate(texts_of(sentences, "sentences"), config, wanted,  # type: ignore[arg-type]
                                     max_tokens, batch_size, seed, first_number, remove_bpe, with_alignment, too_long,
-                                    warn or warn_in_python, depth)
+                                    warn or warn_in_python, depth, cascade)
         return found[0] if is_one else found
 
     def _translate(self, lines: list[str], config: SearchConfig, constraints: Iterable[Sequence[str]] | None,
                    max_tokens: int | None, batch_size: int | None, seed: int, first_number: int, remove_bpe: str | None,
                    with_alignment: bool, too_long: TooLong, warn: Callable[[str], object],
-                   depth: DepthText) -> list[Translation]:
-        searcher = Search(self.models, config, self.active_layers(depth), vocabulary=self.vocabularies[1])
+                   depth: DepthText, cascade: Cascade | str | Path | None) -> list[Translation]:
+        chosen = self.cascade_of(depth, cascade)
+        searcher = Search(self.models, config, ALL_LAYERS if chosen else self.active_layers(depth),
+                          vocabulary=self.vocabularies[1])
         if first_number == 0:  # of the parts of a longer text, the first says it for all
             warn_of_joiner(remove_bpe, self.vocabularies[1], warn)
         results = [Translation("", 0.0, [], [], []) for _ in lines]
@@ -128,9 +136,9 @@ class Translator(LoadedModel[EncoderDecoder]):
         # A draw belongs to the line, wherever the lines around it end up: numbers count all lines, not those searched.
         numbers = [first_number + place for place in places]
         num_lost = 0
-        for found in search_rows(searcher, rows, device=self.device, max_tokens=max_tokens, batch_size=batch_size, seed=seed,
-                                 numbers=numbers, with_attention=with_alignment,
-                                 constraints=None if phrases is None else [phrases[place] for place in places]):
+        for found in searched(chosen, searches_of(chosen, searcher), rows, device=self.device, max_tokens=max_tokens,
+                              batch_size=batch_size, seed=seed, numbers=numbers, with_attention=with_alignment,
+                              constraints=None if phrases is None else [phrases[place] for place in places]):
             results[places[found.index]] = self.translation(found.hypotheses, rows[found.index].tolist(), remove_bpe)
             num_lost += found.hypotheses[0].is_lost
         warn_of_lost(num_lost, len(rows), warn)
@@ -143,7 +151,7 @@ class Translator(LoadedModel[EncoderDecoder]):
                max_tokens: int | None = None, batch_size: int | None = None, seed: int = 1, first_number: int = 0,
                remove_bpe: str | None = None, with_alignment: bool = False, too_long: TooLong = "truncate",
                warn: Callable[[str], object] | None = None, depth: DepthText = None,
-               **options: Unpack[SearchOptions]) -> Iterator[Translation]:
+               cascade: Cascade | str | Path | None = None, **options: Unpack[SearchOptions]) -> Iterator[Translation]:
         """`translate`, with all its options, for any number of sentences, such as the lines of a file.
 
         Arguments:
@@ -158,13 +166,14 @@ class Translator(LoadedModel[EncoderDecoder]):
         """
         if buffer_size < 1:
             raise ConfigError(f"--buffer-size is {buffer_size}; it must be at least 1.")
-        lines, number = iter(sentences), first_number
+        lines, number = many_texts(sentences, "sentences"), first_number
         phrases = None if constraints is None else iter(constraints)
         while buffer := list(islice(lines, buffer_size)):
             own = None if phrases is None else list(islice(phrases, len(buffer)))
             yield from self.translate(buffer, beam, search=search, constraints=own, max_tokens=max_tokens,
                                       batch_size=batch_size, seed=seed, first_number=number, remove_bpe=remove_bpe,
-                                      with_alignment=with_alignment, too_long=too_long, warn=warn, depth=depth, **options)
+                                      with_alignment=with_alignment, too_long=too_long, warn=warn, depth=depth,
+                                      cascade=cascade, **options)
             number += len(buffer)
 
     def stream_tokens(self, sentence: str, *, seed: int = 1, too_long: TooLong = "truncate",
@@ -182,8 +191,9 @@ class Translator(LoadedModel[EncoderDecoder]):
         >>> "".join(model.stream_tokens("a bird")) == model.translate("a bird", beam=1).text
         True
         """
-        config = only_one(None, **{**options, "beam": 1})
-        ids = fitted(self.encode_source(sentence), self.max_source_positions, 0, too_long, warn or warn_in_python)
+        config = greedy(**options)
+        ids = fitted(self.encode_source(one_text(sentence, "sentence")), self.max_source_positions, 0, too_long,
+                     warn or warn_in_python)
         if ids is None or len(ids) <= 1:
             return
         searcher = Search(self.models, config, vocabulary=self.vocabularies[1])
@@ -215,11 +225,9 @@ class Translator(LoadedModel[EncoderDecoder]):
         >>> model.score(("a bird", "BIRD A")).total < 0
         True
         """
-        is_one = isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(side, str) for side in pairs)
         with self._turn():
-            found = self._score([pairs] if is_one else pairs, max_tokens, batch_size, too_long,  # type: ignore[list-item,arg-type]
-                                warn, first_number)
-        return found[0] if is_one else found
+            found = self._score(pairs_of(pairs), max_tokens, batch_size, too_long, warn, first_number)
+        return found[0] if is_pair(pairs) else found
 
     def _score(self, pairs: Iterable[tuple[str, str]], max_tokens: int | None, batch_size: int | None, too_long: TooLong,
                warn: Callable[[str], object] | None, first_number: int) -> list[Score]:
@@ -286,9 +294,9 @@ class Translator(LoadedModel[EncoderDecoder]):
         True
         """
         model = self._only("attention")
-        source_ids = self._fitted(source, self.encode_source(source), self.max_source_positions)
+        source_ids = self._fitted(source, self.encode_source(one_text(source, "source")), self.max_source_positions)
         target_ids = (np.array(self.translate(source, beam=1).ids) if target is None else
-                      self._fitted(target, self.encode_target(target), self.max_target_positions))
+                      self._fitted(target, self.encode_target(one_text(target, "target")), self.max_target_positions))
         batch = collate([Example(source_ids, target_ids)], [0]).to(self.device)
         if layer == "surface":
             found = source_attention(model, *batch.inputs)
@@ -298,8 +306,9 @@ class Translator(LoadedModel[EncoderDecoder]):
             weights = torch.from_numpy(found.weights)
         else:
             depth = len(model.decoder.layers)
-            if layer != "all" and not -depth <= layer < depth:
-                raise ConfigError(f"layer is {layer}; the decoder has {depth} layers, 0 to {depth - 1}.")
+            if layer != "all" and (not isinstance(layer, int) or not -depth <= layer < depth):
+                raise ConfigError(f"layer is {layer!r}; the decoder has {depth} layers, 0 to {depth - 1}. \"all\" gives all of "
+                                  "them, \"surface\" the attention of SurfaceFusion.")
             chosen = range(depth) if layer == "all" else [layer]
             parts: list[Any] = [model.decoder.layers[number] for number in chosen]
             each = [attention_weights(model, part.cross_attention, *batch.inputs)[0].cpu() for part in parts]
@@ -321,11 +330,11 @@ class Translator(LoadedModel[EncoderDecoder]):
         return fusion_weights(self._only("fusion_weights"))
 
     @in_turn
-    def gates(self, pairs: Iterable[tuple[str, str]], *, batch_size: int | None = None) -> Gates:
+    def gates(self, pairs: tuple[str, str] | Iterable[tuple[str, str]], *, batch_size: int | None = None) -> Gates:
         """The gate of hard SurfaceFusion at each target token: the weight of the decoder's own scores against the source's.
 
         Arguments:
-            pairs: sources and their translations.
+            pairs: a source and its translation, or several such pairs.
             batch_size: pairs at a time.
 
         Returns:
@@ -340,7 +349,7 @@ class Translator(LoadedModel[EncoderDecoder]):
             raise ConfigError("this model has no gate: --surfacefusion with --sf-mode hard brings one.")
         examples = [Example(self._fitted(source, self.encode_source(source), self.max_source_positions),
                             self._fitted(target, self.encode_target(target), self.max_target_positions))
-                    for source, target in pairs]
+                    for source, target in pairs_of(pairs)]
         size = batch_size or DEFAULT_BATCH_SIZE
         return gates(model, (collate(examples[start : start + size], range(start, start + size)).to(self.device)
                              for start in range(0, len(examples), size)))

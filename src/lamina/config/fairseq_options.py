@@ -138,7 +138,6 @@ _NO_SPEECH = "models read text, and there are none of speech"
 _IN_DATA = "how text is cut into subwords is told to `lamina preprocess`, and the data folder and checkpoints remember it"
 
 RETIRED: tuple[Retired, ...] = (
-    *_retire("train", "GPUs talk through NCCL, processors through gloo", values="distributed-backend"),
     *_retire("train", "gradients of parts that took no part are zeros, and no rank waits for them",
              flags="find-unused-parameters"),
     *_retire("train", "ranks always exchange a few numbers, never objects", flags="fast-stat-sync"),
@@ -297,7 +296,7 @@ RETIRED: tuple[Retired, ...] = (
         base-layers base-shuffle base-sublayers char-inputs d2v2-multi decoder-xformers-att-config encoder-xformers-att-config
         ffn-blocks-to-remove ffn-reg-scale-factor ignore-prefix-size include-index include-target-tokens mask-multiple-length
         mask-stdev merge-src-tgt-embed mha-heads-to-keep mha-reg-scale-factor no-final-layer-norm rdrop-alpha scale-attn
-        scale-fc scale-heads scale-resids skip-masking spectral-norm-classification-head untie-weights-roberta
+        scale-fc scale-heads scale-resids skip-masking spectral-norm-classification-head
         """),
     *_refuse(_ALL, "training does not imitate rounding; --quantize int8 of generate and interactive rounds a trained model",
              "quant-noise-pq quant-noise-pq-block-size quant-noise-scalar quantization-config-path"),

@@ -75,6 +75,8 @@ class EmbeddingConfig:
                            name="share-all-embeddings", paper="Press and Wolf 2017", wants=(PAIRS,))
     share_decoder: bool = flag(False, "one matrix for target embeddings and output", name="share-decoder-input-output-embed",
                                paper="Press and Wolf 2017", wants=(DECODER,))
+    unties_head: bool = flag(False, "an output matrix of its own for a model that guesses hidden words, instead of the input's",
+                             name="untie-weights-roberta", wants=(ENCODER_ONLY,))
     is_scaled: bool = flag(True, "multiply token embeddings by sqrt(embed-dim)", name="scale-embedding",
                            paper="Vaswani et al. 2017 §3.4")
     has_norm: bool = flag(False, "layer-normalise the sum of token and position embeddings", name="layernorm-embedding")
@@ -304,15 +306,15 @@ class ModelConfig:
                          dropout_p=self.dropout.dropout_p, attention_dropout_p=self.dropout.attention_p,
                          feed_forward=feed_forward)
 
-    def not_in(self, toolkit: str, *, may_start: bool = False) -> str:
+    def not_in(self, toolkit: str, *, may_start: bool = False, has_eps: bool = False) -> str:
         """Why another toolkit cannot hold a model with these options, besides what parts say; nothing if it can.
 
-        `may_start`: it can start its decoder from another symbol than </s>.
+        `may_start`: it can start its decoder from another symbol than </s>; `has_eps`: its norms may have any epsilon.
         """
         started = all(own == EOS_ID for own, _ in self.decoder.reads_ids) and may_start
         if self.encoder.reads or (self.decoder.reads and not started):
             return f"{toolkit} has no --encoder-reads or --decoder-reads"
-        if self.norm_eps != ModelConfig.norm_eps:
+        if self.norm_eps != ModelConfig.norm_eps and not has_eps:
             return f"{toolkit} has no --norm-eps"
         return ""
 

@@ -21,20 +21,10 @@ from lamina.config.packaged_recipes import path_of
 from lamina.config.presets import preset_values
 from lamina.config.yaml_file import flag_words, read_mapping
 from lamina.errors import ConfigError
-from lamina.fields import (
-    MISSING,
-    NO_VALUE,
-    Leaf,
-    build,
-    default_text,
-    describe,
-    flatten,
-    leaves,
-    suggestion,
-    unique_leaves,
-)
+from lamina.fields import MISSING, NO_VALUE, Leaf, build, default_text, describe, flatten, leaves, unique_leaves
 from lamina.plug_ins import USER_DIR
 from lamina.registry import register, version
+from lamina.suggestions import suggestion
 
 T = TypeVar("T")
 
@@ -102,7 +92,7 @@ def _add_leaf(group: Any, leaf: Leaf, text: str) -> None:
     if info.positional:
         group.add_argument(leaf.name, nargs="*" if info.is_list else "?", metavar=leaf.name.upper(), help=text)
         return
-    # Written both ways, as the references' users do: --encoder-layers and --encoder_layers.
+    # Written both ways, as fairseq's users do: --encoder-layers and --encoder_layers.
     names = [f"--{leaf.name}", *(name if name.startswith("-") else f"--{name}" for name in info.aliases)]
     if leaf.is_bool:
         group.add_argument(*names, dest=leaf.name, help=text, action=argparse.BooleanOptionalAction)

@@ -10,6 +10,7 @@ from lamina.fields import check, flag
 SHARDED = "fully_sharded"
 DDP_BACKENDS = ("c10d", "no_c10d", "legacy_ddp", "pytorch_ddp", SHARDED)
 
+GLOO = "gloo"
 MAX_TIMEOUT = 7 * 24 * 60
 
 
@@ -31,13 +32,21 @@ class RanksConfig:
                               name="device-id", aliases=("local-rank",))
     starts_itself: bool = flag(True, "start one process for each visible GPU", name="distributed-spawn",
                                off_aliases=("distributed-no-spawn",))
+    backend: str = flag("nccl", "how GPUs talk to each other; gloo is slow and lets several ranks share a GPU, for tests",
+                        name="distributed-backend", choices=("nccl", GLOO))
     ddp_backend: str = flag("c10d", f"accepted as in the references, all with the same result; {SHARDED} means --fsdp",
                             choices=DDP_BACKENDS)
     bucket_cap_mb: int = flag(25, "gradients travel in pieces of about this many megabytes")
     fsdp: bool = flag(False, "shard weights, gradients and the optimizer's state over the ranks (FSDP2), for models that do "
                              "not fit on one GPU", aliases=("fully-sharded",))
 
+    fsdp_size: int | None = flag(None, "with --fsdp, ranks that share one copy of the weights, such as those of a machine; "
+                                       "other machines have copies of their own, and gradients are summed between them; all "
+                                       "ranks if left out")
+
     def __post_init__(self) -> None:
+        check(self.fsdp_size is None or self.fsdp_size >= 1, f"--fsdp-size is {self.fsdp_size}; it must be at least 1.")
+        check(self.fsdp_size is None or self.is_sharded, "--fsdp-size has no effect without --fsdp. Add it, or leave it out.")
         check(self.world_size is None or self.world_size >= 1,
               f"--distributed-world-size is {self.world_size}; it must be at least 1.")
         check(self.init_method is None or self.world_size is not None,
@@ -48,6 +57,15 @@ class RanksConfig:
         check(0 < self.timeout <= MAX_TIMEOUT, f"--distributed-timeout is {self.timeout}; it must be above 0, and at most "
                                                f"{MAX_TIMEOUT} minutes.")
         check(self.bucket_cap_mb >= 1, f"--bucket-cap-mb is {self.bucket_cap_mb}; it must be at least 1.")
+
+    def num_shards(self, num_ranks: int) -> int:
+        """Ranks that share one copy of the weights."""
+        if not self.is_sharded:
+            return 1
+        size = self.fsdp_size or num_ranks
+        check(num_ranks % size == 0, f"--fsdp-size is {size}, and {num_ranks} ranks cannot be dealt out in groups of that "
+                                     f"size. Choose one that divides {num_ranks}.")
+        return size
 
     @property
     def is_sharded(self) -> bool:

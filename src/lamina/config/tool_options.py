@@ -53,7 +53,7 @@ class ConvertConfig:
 
 
 
-FORMATS = ("safetensors", "fairseq", "ctranslate2")
+FORMATS = ("safetensors", "fairseq", "ctranslate2", "huggingface")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +62,22 @@ class ExportConfig:
 
     checkpoint: str = flag("checkpoints/checkpoint_best.pt", "checkpoint to export", positional=True)
     format: str = flag("safetensors", "for whom: any reader of safetensors, and Lamina itself (safetensors); fairseq, plain "
-                                      "models; CTranslate2, plain, folded and pruned models", choices=FORMATS)
+                                      "models; CTranslate2, plain, folded and pruned models; transformers of Hugging Face, "
+                                      "models that it has a class for (huggingface)", choices=FORMATS)
     output: str = flag(REQUIRED, "folder to write: the model, its dictionaries and subword models, and a README.md that "
                                  "describes it", metavar="FOLDER")
     dict_dir: str | None = flag(None, "folder with the dictionaries of a fairseq checkpoint; its own folder if left out",
                                 metavar="FOLDER")
+    license: str | None = flag(None, "license of the model, for its card on the hub, such as apache-2.0; unknown if left out",
+                               metavar="NAME")
+    base_model: str | None = flag(None, "model on the hub that this one was trained from, for its card; if left out, that of "
+                                        "--finetune-from-model hf://OWNER/NAME", metavar="OWNER/NAME")
     plug_ins: PlugInConfig = part(PlugInConfig)
+
+    def __post_init__(self) -> None:
+        for name, value in (("license", self.license), ("base-model", self.base_model)):
+            check(value is None or self.format == "huggingface",
+                  f"--{name} has no effect without --format huggingface, whose card tells it. Leave it out.")
 
 
 

@@ -95,7 +95,7 @@ class PrecisionConfig:
     checkpoint_activations: bool = flag(False, "keep only each layer's input for the gradient and compute the rest again: deep "
                                                "models in a fraction of the memory, a third slower",
                                         paper="Chen et al. 2016")
-    cpu: bool = flag(False, "stay on the processor even where there is a GPU")
+    cpu: bool = flag(False, "stay on the CPU even where there is a GPU")
 
     def __post_init__(self) -> None:
         check(not (self.fp16 and self.bf16), "--fp16 and --bf16 exclude each other; on recent GPUs take --bf16.")
@@ -268,6 +268,8 @@ class TrainConfig:
                                     "one that comes with Lamina (`lamina recipe list`); flags given here win over it",
                               metavar="FILE")
     print_config: bool = flag(False, "print the resolved configuration, in the form of a recipe, and stop")
+    plan: bool = flag(False, "print what the run would take and cost, and the first reason why it would not start, and stop: "
+                             "parameters, effective batch, memory per rank, bytes sent per update, padding")
     seed: int = flag(1, "fixes the initial weights, the order of the data and dropout")
     data: DataConfig = part(DataConfig)
     model: ModelConfig = part(ModelConfig)

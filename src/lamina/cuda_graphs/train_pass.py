@@ -1,26 +1,38 @@
-"""Forward and backward passes as CUDA graphs: whole ones, or layer by layer where not all layers run."""
+"""Forward and backward passes as CUDA graphs, which hold all of a pass."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lamina.cuda_graphs.layer_graphs import LayerGraphs
 from lamina.cuda_graphs.recorder import Captured, Recorder, reason_of
-from lamina.cuda_graphs.static_batches import StaticBatches, shape_of
+from lamina.cuda_graphs.static_batches import SIGHTINGS, StaticBatches, shape_of
 from lamina.data.batching import AnyBatch
 from lamina.distributed.weights import FlatWeights
+from lamina.errors import LaminaError
 from lamina.models.contract import Model
 from lamina.nn.compiling import compiled_parts, replaced
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 
 # An eager pass over a batch, as training/update.py does it.
 ForwardBackward = Callable[..., None]
+Sizes = tuple[int, ...]  # that the host alone knows of a batch (VocabularyHead.host_sizes)
+
+# Room for such a size, above what one batch takes: by a share, and by as many standard deviations of a count.
+SPARE_SHARE, SPARE_DEVIATIONS = 0.25, 6.0
+ROOM_MULTIPLE = 128
+
+
+class _CapturedPass(NamedTuple):
+    captured: Captured[None]
+    room: Sizes
 
 
 class CapturedPasses:
@@ -37,10 +49,8 @@ class CapturedPasses:
         self.is_compiled = is_compiled
         self._batches = StaticBatches()
         self._parts: dict[nn.Module, Any] = compiled_parts(model) if is_compiled else {}
-        self._whole: dict[Any, Captured[None]] = {}
-        self._layers: dict[Any, LayerGraphs] = {}
-        # What the host alone knows differs from batch to batch.
-        self._can_be_whole = not model.head.needs_host
+        self._passes: dict[Any, _CapturedPass] = {}
+        self._exceeded: Counter[Any] = Counter()  # by shape, how often a batch had no room
 
     @property
     def is_off(self) -> bool:
@@ -51,38 +61,54 @@ class CapturedPasses:
         return self.recorder("step", function)
 
     def find(self, batch: AnyBatch, active: ActiveLayers, sums: Tensor) -> Callable[[], None] | None:
-        """What to call for a pass over this batch, captured now if need be; None if its shape may never come again."""
-        static = None if self.is_off else self._batches.hold(batch)
+        """What to call for a pass over this batch, captured now if need be; None if it is to run eagerly.
+
+        That is so where whole layers are left out, where its shape may never come again, and where it exceeds the room that a
+        captured pass has.
+        """
+        if self.is_off or active != ALL_LAYERS:
+            return None
+        sizes = self.model.head.host_sizes(getattr(batch, "target_on_host", None))
+        if sizes is None:
+            reason = reason_of(LaminaError("its batches do not tell the host the words they predict (target_on_host)"))
+            self.recorder.is_on = False
+            self._turn_off(reason)
+            return None
+        static = self._batches.hold(batch)
         if static is None:
             return None
-        key, is_whole = shape_of(batch), self._can_be_whole and active == ALL_LAYERS
-        if key not in (self._whole if is_whole else self._layers):
+        key = shape_of(batch)
+        known = self._passes.get(key)
+        if known is not None and not _fits(sizes, known.room):
+            self._exceeded[key] += 1
+            if self._exceeded[key] % SIGHTINGS:
+                return None
+            # Not by chance, then: words have become rarer.
+            self._passes.pop(key)
+        if key not in self._passes:
             # Capturing runs passes for nothing: what they add to is put right again.
-            total = self.weights.grad.clone() if self.weights.accumulates else None
+            total = None if self.weights.replaces else self.weights.grad.clone()
             saved_sums = sums.clone()
-            is_captured = self._capture(key, static, is_whole=is_whole)
+            is_captured = self._capture(key, static, room_for(sizes, known.room if known else ()))
             self.weights.forget_grad_()
             sums.copy_(saved_sums)
             if total is not None:
                 self.weights.grad.copy_(total)
             if not is_captured:
                 return None
-        return self._whole[key].replay if is_whole else partial(self._pass_by_layers, static, active, self._layers[key])
+        return self._passes[key].captured.replay
 
-    def _capture(self, key: Any, batch: AnyBatch, *, is_whole: bool) -> bool:
+    def _capture(self, key: Any, batch: AnyBatch, room: Sizes) -> bool:
         """Whether it worked; if not, what stood in the way is off from now on."""
         started = time.perf_counter()
         if self.is_compiled:
             self.note("compiling and capturing updates: half a minute the first time, seconds when they are known")
         try:
-            if is_whole:
-                run = partial(self._pass, batch)
-                self.recorder.warm_up(run)
-                torch.cuda.synchronize()
-                torch.cuda.empty_cache()  # what eager passes held is the graph's to take
-                self._whole[key] = self.recorder.capture(run)
-            else:
-                self._layers[key] = self._layer_graphs(batch)
+            run = partial(self._pass, batch, room)
+            self.recorder.warm_up(run)
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # what eager passes held is the graph's to take
+            self._passes[key] = _CapturedPass(self.recorder.capture(run), room)
             torch.cuda.synchronize()
         except torch.OutOfMemoryError:
             raise
@@ -92,28 +118,29 @@ class CapturedPasses:
             if self.is_compiled:
                 self.note(f"--compile is off, since it failed: {reason}")
                 self.is_compiled, self._parts = False, {}
-                return self._capture(key, batch, is_whole=is_whole)
+                return self._capture(key, batch, room)
             self.recorder.is_on = False
             self._turn_off(reason)
             return False
         seconds = time.perf_counter() - started
-        self.note(f"captured {'updates' if is_whole else 'the layers'} for batches of this shape, in {seconds:.1f} s")
+        self.note(f"captured updates for batches of this shape, in {seconds:.1f} s")
         self.skip_time(seconds)
         return True
 
     def _turn_off(self, reason: str) -> None:
         self.note(f"--cuda-graphs is off, since it failed: {reason}")
 
-    def _pass(self, batch: AnyBatch) -> None:
-        with self.weights.gathering(), replaced(self._parts):
+    def _pass(self, batch: AnyBatch, room: Sizes) -> None:
+        with self.weights.gathering(), replaced(self._parts), self.model.head.with_room(room):
             self.forward_backward(batch, is_compiled=self.is_compiled)
-        self.weights.collect_grad_()
 
-    def _layer_graphs(self, batch: AnyBatch) -> LayerGraphs:
-        return LayerGraphs(self.model, self._parts, self.weights.compute_grads(), self.recorder,
-                           partial(self.model, *batch.inputs))
 
-    def _pass_by_layers(self, batch: AnyBatch, active: ActiveLayers, layers: LayerGraphs) -> None:
-        with layers.in_use({**self._parts, **layers.graphs}):
-            self.forward_backward(batch, active, is_compiled=self.is_compiled)
-        self.weights.collect_grad_()
+def room_for(sizes: Sizes, least: Sizes = ()) -> Sizes:
+    """For other batches like the one of these sizes, and for what has come before."""
+    wanted = [size + max(SPARE_SHARE * size, SPARE_DEVIATIONS * math.sqrt(size)) for size in sizes]
+    rounded = [ROOM_MULTIPLE * max(1, math.ceil(number / ROOM_MULTIPLE)) for number in wanted]
+    return tuple(map(max, rounded, least or rounded))
+
+
+def _fits(sizes: Sizes, room: Sizes) -> bool:
+    return all(size <= own for size, own in zip(sizes, room, strict=True))

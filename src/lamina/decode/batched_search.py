@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,9 @@ import torch
 
 from lamina.data.batching import ChooseBatches, length_batches, pad_rows
 from lamina.decode.backtrace import Hypothesis
+from lamina.decode.scheduler import Finished
 from lamina.decode.search import Search
+from lamina.decode.search_workers import SearchWorkers, Task
 
 # A GPU takes sentences as slots fall free, whatever the batch, until they are this many times shorter than the first: all
 # slots are as wide as that one. What is no longer than this many tokens costs too little to begin anew for it.
@@ -37,11 +39,12 @@ class Found:
 def search_rows(search: Search, rows: Sequence[np.ndarray], *, device: torch.device | str,
                 prefixes: Sequence[np.ndarray] | None = None, max_tokens: int | None = None, batch_size: int | None = None,
                 seed: int = 1, numbers: Sequence[int] | None = None, with_attention: bool = False,
-                constraints: Sequence[Sequence[Sequence[int]]] | None = None, choose: ChooseBatches = list) -> Iterator[Found]:
+                constraints: Sequence[Sequence[Sequence[int]]] | None = None, choose: ChooseBatches = list,
+                workers: SearchWorkers | None = None) -> Iterator[Found]:
     """Each row's hypotheses, in the order in which they are found: the longest rows come first.
 
-    On a GPU so many rows are searched at a time as the longest batch has, and whoever is finished makes room for the next;
-    on a processor, and where rows depend on their batch, they are searched batch by batch.
+    On a GPU so many rows are searched at a time as the longest batch has, and a row that is finished makes room for the next;
+    on a CPU, and where rows depend on their batch, they are searched batch by batch. `workers` share the batches of a CPU.
     `constraints` are phrases for each row, as ids: every hypothesis contains them.
     `choose` leaves out batches that others search.
     `numbers` are the rows' places in the whole text, if that is longer: with `seed` they decide what sampling draws.
@@ -51,13 +54,24 @@ def search_rows(search: Search, rows: Sequence[np.ndarray], *, device: torch.dev
         max_tokens, batch_size = GPU_MAX_TOKENS, max(1, GPU_MAX_BEAMS // search.config.beam)
     batches = choose(length_batches(rows, max_tokens, batch_size))
     is_by_batch = device.type == "cpu" or search.config.uses_padded_width or (constraints is not None and any(constraints))
-    for indices, num_slots in ((batch, len(batch)) for batch in batches) if is_by_batch else sessions(batches, rows):
-        found = search.each([rows[index] for index in indices],
-                            None if prefixes is None else [prefixes[index] for index in indices], num_slots=num_slots,
-                            device=device, seeds=[(seed, index if numbers is None else numbers[index]) for index in indices],
-                            constraints=None if constraints is None else [constraints[index] for index in indices])
+
+    def task_of(indices: Sequence[int]) -> Task:
+        return Task([rows[index] for index in indices], None if prefixes is None else [prefixes[index] for index in indices],
+                    [(seed, index if numbers is None else numbers[index]) for index in indices],
+                    None if constraints is None else [constraints[index] for index in indices])
+
+    def found_of(found: Iterable[Finished], indices: Sequence[int]) -> Iterator[Found]:
         results = (Found(indices[place], hypotheses) for place, hypotheses in found)
-        yield from _with_attention(search, rows, results, device) if with_attention else results
+        return _with_attention(search, rows, results, device) if with_attention else results
+
+    if workers is not None and device.type == "cpu":
+        for number, finished in workers.each(search, (task_of(batch) for batch in batches)):
+            yield from found_of(finished, batches[number])
+        return
+    for indices, num_slots in ((batch, len(batch)) for batch in batches) if is_by_batch else sessions(batches, rows):
+        task = task_of(indices)
+        yield from found_of(search.each(task.rows, task.prefixes, num_slots=num_slots, device=device, seeds=task.seeds,
+                                        constraints=task.constraints), indices)
 
 
 def sessions(batches: Sequence[Sequence[int]], rows: Sequence[np.ndarray]) -> Iterator[tuple[list[int], int]]:

@@ -21,7 +21,7 @@ import torch
 from torch import distributed as dist
 
 from lamina import console, provenance
-from lamina.config.ranks_options import RanksConfig
+from lamina.config.ranks_options import GLOO, RanksConfig
 from lamina.distributed.meeting import agree_on_attempt
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.signals import SAVES, SECONDS_OF_ONE_WISH, STOPS, blocked, is_kept_ignored, unblock
@@ -34,6 +34,8 @@ MAX_RESTARTS = 3
 # How long ranks may take to finish an update and write a checkpoint to a slow disk when they are told to stop.
 SECONDS_TO_SAVE = 600
 SECONDS_BETWEEN_LOOKS = 0.5
+# Set to 1, one process alone is a group of one, and sends its gradients to itself: what tests and benchmarks measure.
+ALWAYS_A_GROUP = "LAMINA_ALWAYS_A_GROUP"
 # Slurm jobs that share a machine should not meet on one port.
 FIRST_SLURM_PORT, NUM_SLURM_PORTS = 15000, 20000
 
@@ -85,8 +87,10 @@ def first_host(nodes: str) -> str:
     return match[1] + (match[2] or "")
 
 
-def own_gpu(place: Place, environ: Mapping[str, str], num_gpus: int) -> int:
+def own_gpu(place: Place, environ: Mapping[str, str], num_gpus: int, backend: str = "nccl") -> int:
     """Of those that this process sees. Slurm's --gpus-per-task shows each task its own alone, as number 0."""
+    if backend == GLOO:
+        return place.local % num_gpus
     if num_gpus == 1 and "SLURM_LOCALID" in environ:
         return 0
     if place.local >= num_gpus:
@@ -102,7 +106,7 @@ def num_to_start(config: RanksConfig, environ: Mapping[str, str], num_gpus: int)
     if config.init_method is not None:
         return max(1, min(num_gpus, (config.world_size or 1) - config.rank))
     wanted = config.world_size or max(1, num_gpus)
-    if num_gpus and wanted > num_gpus:
+    if num_gpus and wanted > num_gpus and config.backend != GLOO:
         raise ConfigError(f"--distributed-world-size is {wanted}, but this machine shows {num_gpus} "
                           f"{'GPU' if num_gpus == 1 else 'GPUs'}. Leave it out and multiply --update-freq for the same "
                           "effective batch, or start on several machines with torchrun.")
@@ -256,12 +260,14 @@ def joined(config: RanksConfig, *, is_on_gpu: bool) -> Iterator[Ranks]:
     place = find_place(config, os.environ)
     device = torch.device("cpu")
     if is_on_gpu:
-        device = torch.device("cuda", own_gpu(place, os.environ, torch.cuda.device_count()))
+        device = torch.device("cuda", own_gpu(place, os.environ, torch.cuda.device_count(), config.backend))
         torch.cuda.set_device(device)
     if place.size == 1:
-        yield Ranks(device=device) if is_on_gpu else ALONE
-        return
-    ranks = _meet(place, device, timedelta(minutes=config.timeout))
+        if os.environ.get(ALWAYS_A_GROUP) != "1":
+            yield Ranks(device=device) if is_on_gpu else ALONE
+            return
+        place = place._replace(init_method="tcp://localhost:0")
+    ranks = _meet(place, device, timedelta(minutes=config.timeout), config.backend)
     try:
         yield ranks
     except (StopSignal, AlreadyToldError):  # all of them, after the same update
@@ -278,9 +284,9 @@ def joined(config: RanksConfig, *, is_on_gpu: bool) -> Iterator[Ranks]:
     dist.destroy_process_group()
 
 
-def _meet(place: Place, device: torch.device, patience: timedelta) -> Ranks:
+def _meet(place: Place, device: torch.device, patience: timedelta, backend: str) -> Ranks:
     # Numbers that hosts know travel between hosts (gloo), so that no device is asked for them.
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    backend = f"cpu:gloo,cuda:{backend}" if device.type == "cuda" else GLOO
     try:
         store, rank, size = next(dist.rendezvous(place.init_method, place.rank, place.size, timeout=patience))
         store = dist.PrefixStore(agree_on_attempt(dist.PrefixStore("lamina", store), rank, size, patience), store)
@@ -289,4 +295,4 @@ def _meet(place: Place, device: torch.device, patience: timedelta) -> Ranks:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RankError(f"rank {place.rank} of {place.size} did not find the others at {place.init_method}: {reason}. All must "
                         "be started with the same address and number.") from None
-    return Ranks(rank, size, device, dist.PrefixStore("lamina", store))
+    return Ranks(rank, size, device, is_group=True, store=dist.PrefixStore("lamina", store))

@@ -30,6 +30,7 @@ class Ranks:
     rank: int = 0
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    is_group: bool = False  # also where it is of one: tests and benchmarks measure what talking costs
     store: Any = None  # torch's, shared by all ranks from the start to the end
     waits: Waits = field(default_factory=Waits, compare=False, repr=False)
 
@@ -38,22 +39,26 @@ class Ranks:
         """The one that prints and writes."""
         return self.rank == 0
 
+    @property
+    def talks(self) -> bool:
+        return self.size > 1 or self.is_group
+
     def sum(self, *values: int) -> tuple[int, ...]:
         """Whole numbers that the hosts know, added up over all ranks without asking a device."""
-        if self.size == 1:
+        if not self.talks:
             return values
         return tuple(self.sum_(torch.tensor(values, dtype=torch.int64)).tolist())
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """In place, where the tensor lives; all ranks get the same bits."""
-        if self.size > 1:
+        if self.talks:
             with self.waits.for_ranks(self.device):
                 dist.all_reduce(tensor)
         return tensor
 
     def broadcast_(self, tensor: Tensor) -> Tensor:
         """What the first rank has is what all have."""
-        if self.size > 1:
+        if self.talks:
             dist.broadcast(tensor, src=0)
         return tensor
 

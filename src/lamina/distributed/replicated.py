@@ -29,29 +29,43 @@ class Bucket:
 
 
 class ReplicatedWeights(FlatWeights):
-    """Buckets leave in the same order on all ranks, from the last parameter to the first, as backward reaches them."""
+    """Buckets leave in the same order on all ranks, from the last parameter to the first, as backward reaches them.
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype, ranks: Ranks, bucket_size: int) -> None:
-        super().__init__(model, dtype)
+    A pass that is replayed runs no hooks: its gradients are collected when it ends, and all buckets leave then. The order is
+    the same, so ranks that replay and ranks that do not understand each other.
+    """
+
+    sends = True
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype, ranks: Ranks, bucket_size: int, *,
+                 accumulates: bool = True) -> None:
+        super().__init__(model, dtype, accumulates=accumulates)
         self.ranks = ranks
         self.bucket_size = bucket_size
+        self._is_collected = False  # whether the gradient is whole but for that of other ranks
         self._buckets: list[Bucket] | None = None  # those that have not left yet, the next one first
         self._bucket_of: dict[int, Bucket] = {}
         self._sent: list[Any] = []
         for number, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(partial(self._arrived, number))
 
+    def expect_replays_(self) -> None:
+        self.bucket_size = len(self.grad)  # nothing is gained by small ones, and each is a call
+
     def expect_last_(self, active: ActiveLayers) -> None:
         has_grad = [not is_skipped(name, active) for name in self.names]
-        self._buckets = []
+        self._buckets, self._is_collected = [], False
         for numbers in buckets(self.starts, len(self.grad), has_grad, self.bucket_size):
             end = len(self.grad) if numbers.stop == len(self.names) else self.starts[numbers.stop]
             self._buckets.append(Bucket(numbers, slice(self.starts[numbers.start], end)))
         self._bucket_of = {number: bucket for bucket in self._buckets for number in bucket.waits_for}
 
     def collect_grad_(self) -> None:
-        if self._buckets is None:  # buckets collect for themselves
+        if self._buckets is None and self.is_half:  # buckets collect for themselves
             super().collect_grad_()
+            if not self.accumulates:  # one batch, of which memory has made several pieces
+                self.grad.add_(self.compute_grad)
+                self.compute_grad.zero_()
 
     @property
     def can_begin_again(self) -> bool:
@@ -62,8 +76,9 @@ class ReplicatedWeights(FlatWeights):
         self._buckets = None
 
     def sum_grad_(self, active: ActiveLayers) -> None:
-        if self._buckets is None:
-            self.expect_last_(active)  # a rank without a batch has zeros to add
+        if self._buckets is None:  # no batch, which adds zeros, or all of it replayed
+            self.expect_last_(active)
+            self._is_collected = True
         assert self._buckets is not None
         with self.ranks.waits.for_ranks(self.ranks.device):
             while self._buckets:
@@ -72,7 +87,7 @@ class ReplicatedWeights(FlatWeights):
                 work.wait()
         self._sent.clear()
         self._buckets = None
-        if self.is_half:
+        if self.is_half and not self._is_collected:
             self.compute_grad.zero_()
 
     def _arrived(self, number: int, _: Tensor) -> None:
@@ -86,7 +101,7 @@ class ReplicatedWeights(FlatWeights):
     def _send_next(self) -> None:
         assert self._buckets
         place = self._buckets.pop(0).place
-        if self.is_half:
+        if self.is_half and not self._is_collected:
             self.grad[place].add_(self.compute_grad[place])
         self._sent.append(dist.all_reduce(self.grad[place], async_op=True))
 

@@ -41,7 +41,9 @@ class FlatWeights:
     """
 
     needs_fillers = False  # whether a rank must run the model as often as the others
-    accumulates = False  # whether gradients are added up in a tensor of their own
+    why_eager = ""  # why passes cannot be captured, if so
+    sends = False  # whether gradients travel, which they do in float32
+    accumulates = False  # whether half-precision gradients are added up in a tensor of their own
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32, *, accumulates: bool = True) -> None:
         """Where an update is one batch, nothing is added up, and its gradients need no float32 copy: `accumulates` is False."""
@@ -55,7 +57,8 @@ class FlatWeights:
         self.compute = torch.zeros(size, device=device, dtype=dtype) if self.is_half else self.master
         self.compute_grad = torch.zeros(size, device=device, dtype=dtype)
         self.accumulates = self.is_half and accumulates
-        self.grad = torch.zeros(size, device=device) if self.accumulates else self.compute_grad
+        is_apart = self.accumulates or (self.is_half and self.sends)
+        self.grad = torch.zeros(size, device=device) if is_apart else self.compute_grad
         # Cut once: a deep model has a thousand.
         self._grad_views, self._compute_grad_views = list(self.views(self.grad)), list(self.views(self.compute_grad))
         self._parameters: Sequence[nn.Parameter] = tuple(parameters.values())
@@ -127,26 +130,37 @@ class FlatWeights:
             self.grad.add_(self.compute_grad)
             self.compute_grad.zero_()
 
+    @property
+    def replaces(self) -> bool:
+        """Whether what a pass gathers replaces the gradient, so that an update can be one such pass and no more."""
+        return self.is_half and not self.accumulates
+
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """A backward pass that leaves each gradient where it was made; at the end all are gathered at once.
+        """A backward pass that leaves each gradient where it was made; at the end all are gathered at once, and collected.
 
-        Half precision alone: float32 gradients are added up where they lie. What the passes before left there is replaced.
+        Half precision alone: float32 gradients are added up where they lie.
         """
+        if not self.is_half:
+            yield
+            return
         for parameter in self._parameters:
             parameter.grad = None
         yield
-        made = [(view, parameter.grad) for view, parameter in zip(self._compute_grad_views, self._parameters, strict=True)]
+        # Straight into the update's gradient, where there is nothing to add to.
+        views = self._compute_grad_views if self.accumulates else self._grad_views
+        made = [(view, parameter.grad) for view, parameter in zip(views, self._parameters, strict=True)]
         for view, grad in made:
             if grad is None:
                 view.zero_()
         torch._foreach_copy_([view for view, grad in made if grad is not None], [grad for _, grad in made if grad is not None])
         for view, parameter in zip(self._compute_grad_views, self._parameters, strict=True):
             parameter.grad = view
+        if self.accumulates:
+            FlatWeights.collect_grad_(self)
 
-    def compute_grads(self) -> dict[nn.Parameter, Tensor]:
-        """Where a pass leaves each parameter's gradient."""
-        return dict(zip(self._parameters, self._compute_grad_views, strict=True))
+    def expect_replays_(self) -> None:
+        """From now on most passes are replayed: what they find is there all at once, when they end."""
 
     def expect_last_(self, active: ActiveLayers) -> None:
         """The next backward pass is the last of this update, whose batches run these layers, not each of them all."""

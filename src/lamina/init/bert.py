@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lamina.nn.embedding import TokenTable
+from lamina.nn.embedding import OutputTable, TokenTable
 from lamina.nn.positions import LearnedPositions
 from lamina.packed import PAD_POSITION
 
@@ -23,6 +23,8 @@ def initialise_bert_(model: nn.Module) -> None:
             case nn.Linear():
                 nn.init.normal_(module.weight, std=STD)
                 nn.init.zeros_(module.bias)
+            case OutputTable():
+                module.initialise_()
             case TokenTable():
                 nn.init.normal_(module.weight, std=STD)
                 module.weight[module.pad_id] = 0.0

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+
+import yaml
 
 from lamina import __version__
 from lamina.checkpoint.format import Checkpoint
 from lamina.config.model import ModelConfig, StackConfig
+from lamina.interop.downloads import hub_name
 from lamina.pruning.cut import stack_depths
 from lamina.traits import PAIRS
+
+# Among our metrics, those that the hub knows by these names.
+_METRICS_OF_HUB = ("bleu", "chrf", "ter", "rouge", "accuracy", "f1", "perplexity")
+
+
+def front_matter(checkpoint: Checkpoint, *, license: str | None, base_model: str | None) -> str:
+    """What the hub reads at the top of a card: lines of YAML between two rulers."""
+    languages = [code for language in dict.fromkeys(checkpoint.languages)
+                 if re.fullmatch(r"[a-z]{2,3}", code := re.split(r"[_-]", language)[0])]
+    is_translation = checkpoint.kind.has(PAIRS)
+    told: dict[str, object] = {
+        "language": list(dict.fromkeys(languages)), "license": license or "unknown", "library_name": "transformers",
+        "pipeline_tag": "translation" if is_translation else "fill-mask",
+        "tags": [*(["translation"] if is_translation else []), "lamina"],
+        "metrics": [name for name in _METRICS_OF_HUB if any(figure.startswith(name) for figure in checkpoint.metrics)],
+        "base_model": base_model or _beginning(checkpoint)}
+    lines = yaml.safe_dump({name: value for name, value in told.items() if value}, sort_keys=False, allow_unicode=True)
+    return f"---\n{lines}---\n\n"
+
+
+def _beginning(checkpoint: Checkpoint) -> str | None:
+    """The model on the hub that training began with, as far as the checkpoint says so."""
+    return hub_name(str(checkpoint.config.get("finetune-from-model") or ""))
 
 
 def model_card(checkpoint: Checkpoint, name: str, usage: str) -> str:
@@ -19,7 +46,7 @@ def model_card(checkpoint: Checkpoint, name: str, usage: str) -> str:
     sections = [f"# {name}", f"This is {what}{direction}, written by Lamina {__version__}.",
                 "## Model", _table([("architecture", str(flat.get("arch", "unknown"))), *_sizes(checkpoint, config)]),
                 "## Techniques", "\n".join(f"- {line}" for line in techniques(checkpoint)) or "A plain Transformer.",
-                "## Figures", _figures(checkpoint), "## Use", usage]
+                "## Figures", _figures(checkpoint), *_training(checkpoint), "## Use", usage]
     return "\n\n".join(sections) + "\n"
 
 
@@ -59,9 +86,18 @@ def techniques(checkpoint: Checkpoint) -> Iterator[str]:
         yield f"mean of {len(averaged)} checkpoints{', trained further' if 'progress' in training else ''}"
 
 
+def _training(checkpoint: Checkpoint) -> list[str]:
+    """The command that wrote the checkpoint, and what it read, where they are known."""
+    command, data = checkpoint.origin.get("command"), checkpoint.config.get("data")
+    if not command:
+        return []
+    return ["## Training", f"```sh\n{command}\n```", *([f"Data: `{data}`."] if data else [])]
+
+
 def _figures(checkpoint: Checkpoint) -> str:
-    progress = checkpoint.training.get("progress", {})
-    rows = [(f"validation {name}", f"{value:.4g}") for name, value in checkpoint.metrics.items()]
+    progress, signatures = checkpoint.training.get("progress", {}), checkpoint.training.get("signatures", {})
+    rows = [(f"validation {name}", f"{value:.4g}" + (f" ({signatures[name]})" if name in signatures else ""))
+            for name, value in checkpoint.metrics.items()]
     rows += [(name, str(progress[name])) for name in ("updates", "epoch") if name in progress]
     if origin := checkpoint.training.get("from"):
         rows.append(("trained with", str(origin)))

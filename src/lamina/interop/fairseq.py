@@ -155,12 +155,12 @@ def _layers_to_keep(args: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -
 
 def _describe_masked(args: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Described:
     """RoBERTa, with the sentence head that its state dict holds, if any."""
-    if args.get("untie_weights_roberta"):
-        raise CheckpointError("this model was trained with untie_weights_roberta=True, which Lamina cannot build.")
     # Up to 0.9 the reference calls its only stack the decoder.
     state_dict = {re.sub(r"^decoder\.", "encoder.", name): tensor for name, tensor in state_dict.items()}
     kept = args.get("encoder_layers_to_keep") or args.get("decoder_layers_to_keep")
     args = {**args, "encoder_layers_to_keep": kept, "decoder_layers_to_keep": None}
+    # Its default is no token, ours that of its recipes.
+    args |= {name: -1 for name in ("init_token", "separator_token") if args.get(name, 0) is None}
     config = config_from_args(args)
     # Fixed in the reference, whatever its arguments say: up to 0.9 they say nothing, or what nothing read.
     is_old = any(name.endswith("sentence_encoder.emb_layer_norm.weight") for name in state_dict)

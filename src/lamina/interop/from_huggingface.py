@@ -22,13 +22,15 @@ from lamina.interop.huggingface_families import FAMILIES, Family
 from lamina.interop.huggingface_folder import CONFIG_NAME, read_described, read_tensors
 from lamina.interop.huggingface_generation import generation_settings, manners_of, tell_flags
 from lamina.interop.huggingface_ids import ABSENT_BIAS, IdPlan, plan_ids
+from lamina.interop.huggingface_names import FAIRSEQ_OUTPUT, OUTPUT_BIAS
+from lamina.interop.huggingface_segmentation import texts_of
 from lamina.interop.huggingface_texts import Texts, Wanted
 from lamina.parts.surface_fusion import OutputBias
 from lamina.registry import register
 from lamina.text.subword import subword_to_dict
+from lamina.traits import DECODER
 
 Notice = Callable[[str], object]
-BIAS_NAME = "final_logits_bias"
 
 
 def checkpoint_from_huggingface(folder: Path, *, source_lang: str | None = None, target_lang: str | None = None,
@@ -49,23 +51,25 @@ def _converted(folder: Path, config: Mapping[str, Any], source_lang: str | None,
                notice: Notice) -> Checkpoint:
     family = _family(config)
     sizes = family.vocab_sizes(config)
-    texts = family.texts(Wanted(folder, sizes, source_lang, target_lang, config))
     settings = generation_settings(folder, config)
-    plans = [plan_ids(pieces, _special(config, unknown), _start(config, pieces, texts))
+    texts = texts_of(Wanted(folder, sizes, source_lang, target_lang, config, settings), family.tokenizer)
+    starts = settings.get("decoder_start_token_id", config.get("decoder_start_token_id"))
+    plans = [plan_ids(pieces, _special(config, unknown), _start(starts, pieces, texts))
              for pieces, unknown in zip(texts.pieces, texts.unknown, strict=True)]
     plan = plans[-1]
     first = None if texts.first is None else plan.vocabulary.id(texts.first)
     tensors = read_tensors(folder)
-    bias = tensors.pop(BIAS_NAME, None)
-    model_config = family.model_config(config)
-    needs_bias = plan.has_absent or (bias is not None and bool(bias.ne(0).any()))
-    model_config = replace(
-        model_config, decoder=replace(model_config.decoder, reads=plan.reads),
-        encoder=replace(model_config.encoder, reads=_source_reads(texts, plans[0])),
-        manners=manners_of(settings, plan, first), surface=OutputBias() if needs_bias else model_config.surface)
-    parameters = _arranged(family.parameters(config, tensors), plans)
-    weights = _weights(family, model_config, parameters, plans, bias if needs_bias else None)
-    tell_flags(settings, notice)
+    bias = tensors.pop(OUTPUT_BIAS, None)
+    named = family.parameters(config, tensors)
+    model_config = family.model_config(config, named)
+    if register.task[family.task]().has(DECODER):
+        needs_bias = plan.has_absent or (bias is not None and bool(bias.ne(0).any()))
+        model_config = replace(
+            model_config, decoder=replace(model_config.decoder, reads=plan.reads),
+            encoder=replace(model_config.encoder, reads=_source_reads(texts, plans[0])),
+            manners=manners_of(settings, plan, first), surface=OutputBias() if needs_bias else model_config.surface)
+        tell_flags(settings, notice)
+    weights = _weights(family, model_config, _arranged(named, plans), plans, bias)
     return Checkpoint(
         config={"task": family.task, "arch": family.arch, **flatten(model_config)}, languages=texts.languages,
         dictionaries=tuple(plan.vocabulary.to_text() for plan in plans), subwords=tuple(map(subword_to_dict, texts.subwords)),
@@ -94,10 +98,10 @@ def _special(config: Mapping[str, Any], unknown: int | None) -> dict[str, Any]:
             "unk": unknown}
 
 
-def _start(config: Mapping[str, Any], pieces: list[str | None], texts: Texts) -> int | None:
+def _start(stated: int | None, pieces: list[str | None], texts: Texts) -> int | None:
     if texts.starts is not None and texts.starts in pieces:
         return pieces.index(texts.starts)
-    return config.get("decoder_start_token_id")
+    return stated
 
 
 def _source_reads(texts: Texts, plan: IdPlan) -> tuple[str, ...]:
@@ -106,14 +110,14 @@ def _source_reads(texts: Texts, plan: IdPlan) -> tuple[str, ...]:
 
 def _arranged(parameters: Mapping[str, Tensor], plans: list[IdPlan]) -> dict[str, Tensor]:
     """Tables of tokens in the order of our ids."""
-    tables = {"encoder.embed_tokens.weight": plans[0], "decoder.embed_tokens.weight": plans[-1],
-              "decoder.output_projection.weight": plans[-1]}
+    tables = {"encoder.embed_tokens.weight": plans[0], "decoder.embed_tokens.weight": plans[-1], FAIRSEQ_OUTPUT: plans[-1],
+              "encoder.sentence_encoder.embed_tokens.weight": plans[0], "encoder.lm_head.bias": plans[0]}
     arranged = dict(parameters)
     for name, plan in tables.items():
         if name in arranged:
             if arranged[name].size(0) < len([row for row in plan.rows if row is not None]):
                 raise CheckpointError(f"{name} has {arranged[name].size(0)} rows, but config.json speaks of more symbols.")
-            arranged[name] = plan.arranged(arranged[name])
+            arranged[name] = plan.arranged(arranged[name], ABSENT_BIAS if name.endswith("bias") else 0.0)
     return arranged
 
 

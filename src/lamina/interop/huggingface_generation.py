@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lamina.checkpoint.format import Checkpoint
 from lamina.config.model import MannersConfig
+from lamina.config.search_options import SearchConfig
 from lamina.errors import CheckpointError
 from lamina.interop.huggingface_folder import read_described
 from lamina.interop.huggingface_ids import IdPlan
+from lamina.text.vocabulary import BOS, EOS, PAD
 
 GENERATION_NAME = "generation_config.json"
 # What changes the texts and has no counterpart here: anything but these values is refused by name.
@@ -83,4 +86,26 @@ def _search_flags(settings: Mapping[str, Any]) -> list[str]:
             found.append(f"--sampling-topp {settings['top_p']:g}")
         elif settings.get("top_k"):
             found.append(f"--sampling-topk {settings['top_k']}")
+    return found
+
+
+# -- the same the other way
+
+
+def generation_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """generation_config.json of a search with our defaults and the rules that the model brings.
+
+    What stands in front of a text counts there: the symbol that the decoder starts from, and </s> behind it.
+    """
+    config, search = checkpoint.model_config(), SearchConfig()
+    longest = min(search.max_length_offset + 2, config.embedding.max_target_positions + 1)
+    found = {"bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS, "num_beams": search.beam, "early_stopping": True,
+             "decoder_start_token_id": dict(config.decoder.reads_ids).get(EOS, EOS), "length_penalty": search.length_penalty,
+             "max_length": longest, "min_length": search.min_length + 1, "forced_eos_token_id": EOS,
+             # Padding is never said here.
+             "suppress_tokens": sorted({PAD, *config.manners.forbidden})}
+    if config.manners.first:
+        (found["forced_bos_token_id"],) = config.manners.first
+    if config.manners.renormalizes:
+        found["renormalize_logits"] = True
     return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +14,15 @@ from torch import Tensor
 from lamina.checkpoint.format import Checkpoint
 from lamina.checkpoint.marks import layers_as_trained, marks_of
 from lamina.config.model import ModelConfig
+from lamina.data.data_folder import dictionary_name
+from lamina.data.labelled_sentences import FIRST_INPUT, LABEL
 from lamina.errors import CheckpointError
+from lamina.interop.exported_folder import write_texts
 from lamina.interop.fairseq import places
 from lamina.interop.fairseq_file import MARKS_KEY
 from lamina.parts.position_kinds import Learned
-from lamina.traits import DECODER_ONLY, PAIRS
+from lamina.text.subword import save_subwords
+from lamina.traits import CLASSES, ENCODER_ONLY, PAIRS
 
 # That fairseq knows.
 ACTIVATIONS = ("relu", "gelu", "gelu_fast", "gelu_accurate", "tanh", "linear")
@@ -47,6 +53,8 @@ _OUTSIDE = {
     "decoder.norm": "decoder.layer_norm",
     "head.project": "decoder.project_out_dim",
 }
+_IN_MASKED_HEAD = {"head.dense": "encoder.lm_head.dense", "head.norm": "encoder.lm_head.layer_norm", "head": "encoder.lm_head",
+                   "head.table": "encoder.lm_head"}
 _LAYER = re.compile(r"((?:encoder|decoder)\.layers\.\d+)\.(.+)")
 
 
@@ -54,8 +62,8 @@ def check_plain(checkpoint: Checkpoint) -> None:
     """Why fairseq's own code could not compute this model, as an error."""
     config, kind = checkpoint.model_config(), checkpoint.kind
     reason = ""
-    if not (kind.has(PAIRS) or kind.has(DECODER_ONLY)):
-        reason = f"a model of --task {checkpoint.task} is not written in its layout; translation and language models are"
+    if not kind.fairseq_task:
+        reason = f"it has no counterpart of --task {checkpoint.task}"
     elif reasons := [why for part in config.model_parts() if (why := part.not_in("fairseq"))]:
         reason = reasons[0]
     elif reason := config.not_in("fairseq"):
@@ -66,8 +74,16 @@ def check_plain(checkpoint: Checkpoint) -> None:
         reason = f"it has no --activation-fn {config.activation}; it has {', '.join(ACTIVATIONS)}"
     elif config.lm.is_adaptive or config.lm.softmax_cutoff:
         reason = "adaptive vocabularies are not written in its layout"
+    elif kind.has(ENCODER_ONLY) and not _is_roberta(config):
+        reason = "its RoBERTa has learned positions, and token vectors that are normalised and not scaled, whatever it is told"
     if reason:
         raise CheckpointError(f"the model cannot be exported for fairseq: {reason}.")
+
+
+def _is_roberta(config: ModelConfig) -> bool:
+    embedding = config.embedding
+    return (isinstance(config.encoder.positions, Learned) and embedding.has_positions and embedding.has_norm
+            and not embedding.is_scaled)
 
 
 def fairseq_content(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -84,20 +100,41 @@ def fairseq_content(checkpoint: Checkpoint) -> dict[str, Any]:
             "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}, MARKS_KEY: marks}}
 
 
+def write_fairseq_texts(folder: Path, checkpoint: Checkpoint) -> None:
+    """Dictionaries where fairseq looks for them: a classifier's in the folders of its inputs and labels."""
+    if not checkpoint.kind.has(CLASSES):
+        write_texts(folder, checkpoint)
+        return
+    for name, text, subword in zip((FIRST_INPUT, LABEL), checkpoint.dictionaries, checkpoint.subword_models(), strict=False):
+        (folder / name).mkdir()
+        (folder / name / dictionary_name(None)).write_bytes(text.encode("utf-8"))
+        save_subwords(folder / name, {"": subword})
+
+
 def state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    sides = ("encoder", "decoder") if checkpoint.kind.has(PAIRS) else ("decoder",)
+    is_masked = checkpoint.kind.has(ENCODER_ONLY)
+    sides = ("encoder", "decoder") if checkpoint.kind.has(PAIRS) else () if is_masked else ("decoder",)
     found = {f"{side}.version": torch.tensor([_VERSION]) for side in sides}
-    for name, weight in checkpoint.weights.items():
-        for theirs in _names(name):
-            (place,) = places(theirs)
-            assert place.name == name, (name, place.name)
-            found[theirs] = place.view(weight).clone()
+    found |= renamed(checkpoint.weights, is_masked=is_masked)
+    if is_masked:
+        return _of_roberta(checkpoint, found)
     config = checkpoint.model_config()
     if config.embedding.share_all:
         found["decoder.embed_tokens.weight"] = found["encoder.embed_tokens.weight"]
     if "head.table.weight" in checkpoint.weights:
         # 0.9's name for an output of its own; later versions rename it on loading.
         found["decoder.embed_out"] = checkpoint.weights["head.table.weight"].clone()
+    return found
+
+
+def renamed(weights: Mapping[str, Tensor], *, is_masked: bool = False) -> dict[str, Tensor]:
+    """fairseq's tensors for ours; without the output table, but in an encoder alone (`is_masked`)."""
+    found = {}
+    for name, weight in weights.items():
+        for theirs in _masked_names(name) if is_masked else _names(name):
+            (place,) = places(theirs)
+            assert place.name == name, (name, place.name)
+            found[theirs] = place.view(weight).clone()
     return found
 
 
@@ -111,9 +148,31 @@ def _names(name: str) -> list[str]:
     return [f"{_OUTSIDE[stem]}.{kind}"]
 
 
+def _masked_names(name: str) -> list[str]:
+    """Of a model that is an encoder alone, as fairseq's main branch names its parameters."""
+    stem, _, kind = name.rpartition(".")
+    if stem in _IN_MASKED_HEAD:
+        return [f"{_IN_MASKED_HEAD[stem]}.{kind}"]
+    if stem.startswith("classifiers."):
+        return [f"classification_heads.{name.removeprefix('classifiers.')}"]
+    return [theirs.replace("encoder.", "encoder.sentence_encoder.", 1) for theirs in _names(name)]
+
+
+def _of_roberta(checkpoint: Checkpoint, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    if "encoder.lm_head.weight" not in found:
+        found["encoder.lm_head.weight"] = found["encoder.sentence_encoder.embed_tokens.weight"]
+    if checkpoint.model_config().encoder.is_pre_norm:
+        return found
+    # 0.9's names, which later versions rename on loading. It had no Pre-LN.
+    return {re.sub(r"^encoder\.", "decoder.", name).replace("layernorm_embedding", "emb_layer_norm"): weight
+            for name, weight in found.items()}
+
+
 def fairseq_args(checkpoint: Checkpoint) -> dict[str, Any]:
     """The arguments that build the model there, defaults included."""
     config = checkpoint.model_config()
+    if checkpoint.kind.has(ENCODER_ONLY):
+        return _roberta_args(checkpoint)
     is_translation = checkpoint.kind.has(PAIRS)
     args = _common_args(config) | _stack_args(config, "decoder")
     if is_translation:
@@ -132,6 +191,24 @@ def fairseq_args(checkpoint: Checkpoint) -> dict[str, Any]:
                  "add_bos_token": False, "self_target": False, "future_target": False, "past_target": False,
                  "output_dictionary_size": -1, "sample_break_mode": "none"}
     return args
+
+
+def _roberta_args(checkpoint: Checkpoint) -> dict[str, Any]:
+    config = checkpoint.model_config()
+    embedding, classifier = config.embedding, config.classifier
+    args = _common_args(config) | _stack_args(config, "encoder") | {
+        "arch": "roberta", "task": checkpoint.kind.fairseq_task, "max_positions": embedding.max_positions,
+        "tokens_per_sample": embedding.max_positions, "untie_weights_roberta": embedding.unties_head,
+        "pooler_activation_fn": classifier.activation, "pooler_dropout": classifier.dropout_p,
+        "spectral_norm_classification_head": False, "criterion": "masked_lm"}
+    if not classifier.num_classes:
+        return args | {"sample_break_mode": "none", "mask_prob": 0.15, "leave_unmasked_prob": 0.1, "random_token_prob": 0.1,
+                       "freq_weighted_replacement": False, "mask_whole_words": False, "shorten_method": "none",
+                       "shorten_data_split_list": ""}
+    framed = {name: None if number < 0 else number for name, number in (("init_token", classifier.init_token),
+                                                                        ("separator_token", classifier.separator_token))}
+    return args | framed | {"criterion": "sentence_prediction", "num_classes": classifier.num_classes,
+                            "classification_head_name": classifier.name, "regression_target": classifier.num_classes == 1}
 
 
 def _common_args(config: ModelConfig) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from lamina.models.encoder_decoder import EncoderDecoder
 from lamina.models.masked import MaskedModel
 from lamina.nn.adaptive import AdaptiveHead, AdaptiveTable, Band, Tail
 from lamina.nn.attention import CrossAttention, SelfAttention
-from lamina.nn.embedding import InputEmbedding, TokenTable, WordDropout
+from lamina.nn.embedding import InputEmbedding, OutputTable, TokenTable, WordDropout
 from lamina.nn.encoder_heads import MaskedHead, SentenceHead
 from lamina.nn.feed_forward import FeedForward, Function
 from lamina.nn.fusion import Memory
@@ -68,11 +68,12 @@ def build_masked_model(config: ModelConfig, vocab_size: int) -> MaskedModel:
     heads = {classifier.name: SentenceHead(config.encoder.model_dim, classifier.num_classes,
                                            _activation(classifier.activation),
                                            classifier.dropout_p)} if classifier.num_classes else {}
+    output = OutputTable(vocab_size, config.encoder.model_dim) if config.embedding.unties_head else table
     place = _place(config, "encoder", 2, (config.trained_depths[0], 0))
     model = MaskedModel(
         embedding=_input_embedding(config, config.encoder, table, config.embedding.max_positions),
         encoder=_encoder(config, place),
-        head=MaskedHead(table, _activation(config.activation)),
+        head=MaskedHead(output, _activation(config.activation)),
         classifiers=heads,
         pad_id=PAD_ID,
         max_positions=config.embedding.max_positions,

@@ -9,7 +9,8 @@ the first softmax as one entry a band, and only a text's rare words pay for the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ class AdaptiveHead(VocabularyHead):
     """First the frequent words and one entry for each band of rare ones, then the word within the band."""
 
     reads_weights_of = ("clusters",)
-    needs_host = True  # which words fall into which band
+    _room: tuple[int, ...] | None = None  # words of each tail that the loss has places for; None: for as many as there are
 
     def __init__(self, table: TokenTable, clusters: nn.Linear, tails: Sequence[Tail], *, project: nn.Linear | None,
                  is_tied: bool, dropout_p: float) -> None:
@@ -169,8 +170,8 @@ class AdaptiveHead(VocabularyHead):
              target_on_host: np.ndarray | None = None) -> LossSums:
         """The negative log-likelihood (Grave et al. 2017, §4), summed over non-pad targets.
 
-        Each tail is computed for its own words alone. Which those are is read off `target_on_host` where there is one:
-        nobody then has to ask the device.
+        Each tail is computed for its own words alone. How many those are is read off `target_on_host` where there is one:
+        otherwise the device is asked.
         """
         if smoothing:
             raise ConfigError("--label-smoothing would need every word's probability, which an adaptive softmax is there to "
@@ -179,14 +180,39 @@ class AdaptiveHead(VocabularyHead):
         features, flat = term.features.flatten(0, 1), target.flatten()
         counts = flat.ne(pad_id).float()
         loss, nll = LinearCrossEntropy.apply(features, self.first_weight(), None, self.first_target(flat), counts, 0.0, False)
-        where = flat.cpu().numpy() if target_on_host is None else target_on_host.ravel()
-        for tail, (start, end) in zip(self.tails, self.ranges(), strict=True):
-            own = torch.from_numpy(np.flatnonzero((where >= start) & (where < end)))
-            if not len(own):
+        sizes = self._room
+        if sizes is None:
+            sizes = self._words_of_tails(flat.cpu().numpy() if target_on_host is None else target_on_host)
+        for tail, (start, end), size in zip(self.tails, self.ranges(), sizes, strict=True):
+            if not size:
                 continue
-            rows = (own.pin_memory() if flat.is_cuda else own).to(flat.device, non_blocking=True)
+            rows, is_word = _rows_between(flat, start, end, size)
             # Relative ids are words of the band, never padding: the word at pad_id's place in a band counts like the others.
-            tail_loss, tail_nll = LinearCrossEntropy.apply(tail.features(features[rows]), tail.table.weight, None,
-                                                           flat[rows] - start, counts[rows], 0.0, False)
+            words = (flat[rows] - start).clamp(0, end - start - 1)
+            tail_loss, tail_nll = LinearCrossEntropy.apply(tail.features(features.index_select(0, rows)), tail.table.weight,
+                                                           None, words, is_word.float(), 0.0, False)
             loss, nll = loss + tail_loss, nll + tail_nll
         return LossSums(loss, nll)
+
+    def host_sizes(self, target: np.ndarray | None) -> tuple[int, ...] | None:
+        return None if target is None else self._words_of_tails(target)
+
+    def _words_of_tails(self, target: np.ndarray) -> tuple[int, ...]:
+        return tuple(int(np.count_nonzero((target >= start) & (target < end))) for start, end in self.ranges())
+
+    @contextmanager
+    def with_room(self, sizes: tuple[int, ...]) -> Iterator[None]:
+        self._room = sizes
+        try:
+            yield
+        finally:
+            self._room = None
+
+
+def _rows_between(ids: Tensor, start: int, end: int, size: int) -> tuple[Tensor, Tensor]:
+    """Where the ids of a range are, and which of the `size` places that takes; any row stands at the others. (size,) both"""
+    is_own = (ids >= start) & (ids < end)
+    number = is_own.cumsum(0)
+    places = (number - 1).masked_fill(~is_own, size).clamp(max=size)
+    rows = ids.new_zeros(size + 1).scatter_(0, places, torch.arange(len(ids), device=ids.device))
+    return rows[:size], torch.arange(size, device=ids.device) < number[-1]

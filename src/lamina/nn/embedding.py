@@ -35,6 +35,19 @@ class TokenTable(nn.Module):
             self.weight[self.pad_id] = 0.0
 
 
+class OutputTable(TokenTable):
+    """A matrix that scores every token and is never looked up, so that padding is a word like the others."""
+
+    def __init__(self, num_tokens: int, dim: int) -> None:
+        super().__init__(num_tokens, dim, None)
+
+    @torch.no_grad()
+    def initialise_(self) -> None:
+        """As torch.nn.Linear starts: fairseq leaves it so."""
+        bound = self.weight.size(1) ** -0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+
+
 class Embedded(NamedTuple):
     """A stack's input, and the scaled token vectors without positions that fusion reads."""
 

@@ -16,7 +16,10 @@ from lamina.nn.heads import VocabularyHead
 
 
 class MaskedHead(VocabularyHead):
-    """norm(activation(dense(x))) looks at the vocabulary, through the input's table and a bias (Devlin et al. 2019)."""
+    """norm(activation(dense(x))) looks at the vocabulary, through a table and a bias (Devlin et al. 2019).
+
+    The table is the input's, unless --untie-weights-roberta gives the head its own.
+    """
 
     def __init__(self, table: TokenTable, activation: Function) -> None:
         super().__init__()

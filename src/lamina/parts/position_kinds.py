@@ -11,6 +11,17 @@ from lamina.registry import register
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+# Toolkits, and models of transformers, that read positions from a table, whatever is in it; of the others, what they compute.
+_FROM_TABLES = ("CTranslate2", "FSMT", "BART", "mBART", "RoBERTa", "RoBERTa-PreLayerNorm")
+_COMPUTED_BY = {"MarianMT": "marian", "M2M-100": "sinusoidal"}
+
+
+def _not_computed_in(toolkit: str, positions: Positions) -> str:
+    """Why a toolkit that computes its positions has no place for these."""
+    if toolkit not in _COMPUTED_BY or _COMPUTED_BY[toolkit] == positions.name:
+        return ""
+    return f"{toolkit} computes positions of its own and has no place for {positions.spelled}"
+
 
 @register.positions("sinusoidal")
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +40,9 @@ class Sinusoidal(Positions):
 
         return sinusoid_table(num_rows(max_positions), dim)
 
+    def not_in(self, toolkit: str) -> str:
+        return _not_computed_in(toolkit, self)
+
 
 @register.positions("marian")
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +60,9 @@ class MarianSinusoids(Positions):
         return marian_table(num_rows(max_positions), dim)
 
     def not_in(self, toolkit: str) -> str:
-        # CTranslate2 reads positions from a table, whatever is in it.
-        return "" if toolkit == "CTranslate2" else super().not_in(toolkit)
+        if toolkit in _FROM_TABLES:
+            return ""
+        return _not_computed_in(toolkit, self) if toolkit in _COMPUTED_BY else super().not_in(toolkit)
 
 
 @register.positions("learned")
@@ -64,3 +79,6 @@ class Learned(Positions):
 
     def table_of(self, max_positions: int, dim: int) -> Tensor | None:
         return None
+
+    def not_in(self, toolkit: str) -> str:
+        return _not_computed_in(toolkit, self)

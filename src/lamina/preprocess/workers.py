@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -48,16 +49,22 @@ def available_cores() -> int:
 class Workers:
     """`results` runs a function over tasks in `count` processes, or right here when there is one."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, start_method: str | None = START_METHOD,
+                 advice: str = "Try again with fewer --workers.") -> None:
+        """`advice` ends the error about a worker that was killed."""
         self.count = count
+        self.advice = advice
         self._pool: ProcessPoolExecutor | None = None
         if count > 1:
-            context = multiprocessing.get_context(START_METHOD)
+            context: Any = multiprocessing.get_context(start_method)
             self._event = context.Event()
             self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(self._event,))
-            # Started now: to fork later, from beside a progress bar's thread, could hang.
-            for future in [self._pool.submit(check_stop) for _ in range(count)]:
-                future.result()
+            # Started now: to fork later, from beside a progress bar's thread, could hang. Threads that wait for kernels are
+            # no danger: a worker makes its own.
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*", category=DeprecationWarning)
+                for future in [self._pool.submit(check_stop) for _ in range(count)]:
+                    future.result()
 
     def results(self, function: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[int, R]]:
         """(number of the task, its result), in the order in which they are ready."""
@@ -72,8 +79,7 @@ class Workers:
             for future in as_completed(numbers):
                 yield numbers[future], future.result()
         except BrokenProcessPool:
-            raise DataError("a worker process was killed, most likely because memory ran out. "
-                            "Try again with fewer --workers.") from None
+            raise DataError(f"a worker process was killed, most likely because memory ran out. {self.advice}") from None
 
     def __enter__(self) -> Workers:
         return self

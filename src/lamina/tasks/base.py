@@ -49,6 +49,7 @@ class Task(ABC):
     def __init__(self, kind: TaskKind, data: DataConfig, model: ModelConfig) -> None:
         self.kind = kind
         self.data = data
+        self.signatures: dict[str, str] = {}  # of the figures that metrics gave so far: what to quote beside them
         self.model_config = model
         self.folders = tuple(Path(name) for name in data.data.split(":") if name)
         if not self.folders:
@@ -112,6 +113,10 @@ class Task(ABC):
     def describe_figures(self, config: ValidationConfig) -> Iterable[str]:
         """Lines to show ahead of the first epoch: what `figures` will measure; what it lacks is an error."""
         return ()
+
+    def needs_whole_model(self, config: ValidationConfig) -> bool:
+        """Whether `figures` runs the model, which ranks then cannot share in pieces: each runs it in its own time."""
+        return type(self).figures is not Task.figures
 
     def figures(self, model: nn.Module, batches: Iterable[AnyBatch], config: ValidationConfig, note: Callable[[str], Any],
                 gather: Gather) -> dict[str, float]:

@@ -29,13 +29,13 @@ class Moses:
         self.language = language
 
     def tokenize(self, line: str) -> str:
-        return " ".join(self._tokenizer.tokenize(line, escape=False))
+        return " ".join(self._tokenizers[0].tokenize(line, escape=False))
 
     def encode(self, line: str) -> list[str]:
         return self.inner.encode(self.tokenize(line))
 
     def decode(self, pieces: Sequence[str]) -> str:
-        return self._detokenizer.detokenize(self.inner.decode(pieces).split(), unescape=False)
+        return self._tokenizers[1].detokenize(self.inner.decode(pieces).split(), unescape=False)
 
     def to_bytes(self) -> bytes:
         return self.inner.to_bytes()
@@ -44,12 +44,8 @@ class Moses:
         return Moses, (self.inner, self.language)
 
     @cached_property
-    def _tokenizer(self) -> Any:
-        return _sacremoses().MosesTokenizer(lang=self.language)
-
-    @cached_property
-    def _detokenizer(self) -> Any:
-        return _sacremoses().MosesDetokenizer(lang=self.language)
+    def _tokenizers(self) -> tuple[Any, Any]:
+        return moses_tokenizers(self.language)
 
 
 def detokenizer(language: str) -> Callable[[str], str]:
@@ -70,6 +66,12 @@ def looks_tokenized(lines: Iterable[str]) -> bool:
 def punctuation_normalizer(language: str) -> Any:
     """Its `normalize` spells quotes, dashes and spaces alike, as the Moses script of that name does."""
     return _sacremoses().MosesPunctNormalizer(lang=language)
+
+
+def moses_tokenizers(language: str) -> tuple[Any, Any]:
+    """Its tokenizer and its detokenizer."""
+    moses = _sacremoses()
+    return moses.MosesTokenizer(lang=language), moses.MosesDetokenizer(lang=language)
 
 
 def _sacremoses() -> Any:

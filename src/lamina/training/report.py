@@ -136,7 +136,7 @@ class Reporter:
         waited = self.ranks.waits.take()
         sums = self.ranks.sum(*(round(1e6 * waited[what]) for what in (DATA, RANKS)))
         shares = [min(1.0, total / 1e6 / max(seconds, 1e-9) / self.ranks.size) for total in sums]
-        return {"data_wait": shares[0], **({"rank_wait": shares[1]} if self.ranks.size > 1 else {})}
+        return {"data_wait": shares[0], **({"rank_wait": shares[1]} if self.ranks.talks else {})}
 
     def _updates_left(self, epoch: int, batches_done: int, updates: int) -> float | None:
         """Until whichever limit comes first; None where there is none."""

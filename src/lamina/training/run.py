@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +42,7 @@ from lamina.training.restore import (
     StartingPoint,
     check_same_start,
     find_place_,
+    mapped_files,
     pruned_config,
     restore_training,
     restore_weights_,
@@ -107,18 +109,20 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
     dtype = compute_type(config.precision, ranks.device, reporter.note)
     if advice := config.model.surface.advice():
         reporter.note(advice)
-    is_packed = _is_packed(config, dtype, ranks.device)
-    start = starting_point(config, ranks.device, reporter.note, reporter.warn)
+    packs = is_packed(config, dtype, ranks.device)
+    is_sharded = config.ranks.is_sharded and ranks.talks
+    with mapped_files() if is_sharded else nullcontext():
+        start = starting_point(config, torch.device("cpu") if is_sharded else ranks.device, reporter.note, reporter.warn)
     # A pruned checkpoint decides how deep the model is; from here on this is the configuration, also on disk.
     config = pruned_config(config, None if start is None else start.checkpoint, reporter.note)
-    config = settled(config, start, reporter.note, is_packed=is_packed)
+    config = settled(config, start, reporter.note, is_packed=packs)
     criterion = criterion_in_force(config, function, start, reporter.note)
     schedule = _schedule(config)
-    task = _open_task(config, ranks, reporter)
-    feeds = Feeds(task, config, ranks.device, reporter.note, is_packed=is_packed)
+    task = open_task(config, ranks, reporter)
+    feeds = Feeds(task, config, ranks.device, reporter.note, is_packed=packs)
     keeper = Keeper(config.saving, reporter.note, run_to_be(start, config.saving))
-    model = _model(config, task, ranks, start, feeds, keeper, reporter)
-    updater = _updater(config, task, model, dtype, ranks, keeper, reporter, criterion)
+    model, weights = _begin(config, task, ranks, dtype, start, feeds, keeper, reporter)
+    updater = _updater(config, task, model, dtype, ranks, keeper, reporter, criterion, weights)
     progress = Progress()
     if start is not None and start.is_resumed:
         progress = restore_training(start, updater, config, reporter.note)
@@ -145,7 +149,7 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
                profiler=UpdateProfiler(config.log.profiled, keeper.folder, ranks.rank, ranks.device, reporter.note))
 
 
-def _is_packed(config: TrainConfig, dtype: torch.dtype, device: torch.device) -> bool:
+def is_packed(config: TrainConfig, dtype: torch.dtype, device: torch.device) -> bool:
     """Where attention has kernels for it."""
     return (config.precision.packs and device.type == "cuda" and dtype != torch.float32 and config.kind.has(PAIRS)
             and config.batches.max_tokens is not None)
@@ -156,12 +160,23 @@ def _schedule(config: TrainConfig) -> Curve:
     return options.schedule.build(Rates(options.lr, options.min_lr, options.max_update))
 
 
-def _open_task(config: TrainConfig, ranks: Ranks, reporter: Reporter) -> Task:
+def open_task(config: TrainConfig, ranks: Ranks, reporter: Reporter) -> Task:
     task: Task = config.kind.open(config.data, config.model)
     if ranks.is_first or os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) == "0":  # once on each machine
         verify_splits(task.data_parts(task.folders), (config.data.train_subset, *task.valid_splits), config.data.verify,
                       pair=task.language_pair, note=reporter.note)
     return task
+
+
+def _begin(config: TrainConfig, task: Task, ranks: Ranks, dtype: torch.dtype, start: StartingPoint | None, feeds: Feeds,
+           keeper: Keeper, reporter: Reporter) -> tuple[Any, FlatWeights | None]:
+    """The model; its weights too, where they are sharded before they are whole."""
+    if config.ranks.is_sharded and ranks.talks:
+        from lamina.training.sharded_start import sharded_start, starts_in_pieces  # here: it takes a second to import
+
+        if starts_in_pieces(config, ranks, start):
+            return sharded_start(config, task, ranks, dtype, start, feeds, keeper, reporter)
+    return _model(config, task, ranks, start, feeds, keeper, reporter), None
 
 
 def _model(config: TrainConfig, task: Task, ranks: Ranks, start: StartingPoint | None, feeds: Feeds, keeper: Keeper,
@@ -188,10 +203,10 @@ def _model(config: TrainConfig, task: Task, ranks: Ranks, start: StartingPoint |
 
 
 def _updater(config: TrainConfig, task: Task, model: Any, dtype: torch.dtype, ranks: Ranks, keeper: Keeper,
-             reporter: Reporter, criterion: Criterion) -> Updater:
+             reporter: Reporter, criterion: Criterion, weights: FlatWeights | None) -> Updater:
     # Each rank has a memory of its own to run out of.
     tell = reporter.note if ranks.is_first else lambda text: console.notice(f"rank {ranks.rank}: {text}")
-    weights = _weights(config, model, dtype, ranks, reporter)
+    weights = weights or _weights(config, model, dtype, ranks, reporter)
     precision = config.precision
     if isinstance(criterion, FunctionLoss):  # it may ask the device whatever it likes
         precision = replace(precision, cuda_graphs=False)
@@ -203,15 +218,16 @@ def _updater(config: TrainConfig, task: Task, model: Any, dtype: torch.dtype, ra
 
 def _weights(config: TrainConfig, model: Any, dtype: torch.dtype, ranks: Ranks, reporter: Reporter) -> FlatWeights:
     options = config.ranks
-    if ranks.size == 1:
+    accumulates = max(config.optimization.update_freq) > 1
+    if not ranks.talks:
         if options.is_sharded:
             reporter.note("--fsdp has no effect on one rank: it holds all weights")
-        return FlatWeights(model, dtype, accumulates=max(config.optimization.update_freq) > 1)
+        return FlatWeights(model, dtype, accumulates=accumulates)
     if options.is_sharded:
         from lamina.distributed.sharded import ShardedWeights  # here, since it takes a second to import
 
-        return ShardedWeights(model, dtype, ranks)
-    return ReplicatedWeights(model, dtype, ranks, options.bucket_cap_mb * 2**20 // 4)
+        return ShardedWeights(model, dtype, ranks, shard_size=options.num_shards(ranks.size))
+    return ReplicatedWeights(model, dtype, ranks, options.bucket_cap_mb * 2**20 // 4, accumulates=accumulates)
 
 
 def _open_log(config: TrainConfig, start: StartingPoint | None, progress: Progress, keeper: Keeper, model: Any, ranks: Ranks,

@@ -82,6 +82,8 @@ class Saver:
             progress.place = self.feeds.train(progress.epoch).place(progress.epoch, progress.batches_done)
         training: dict[str, Any] = {**self.marks, "run": self.keeper.run, "progress": progress.state(),
                                     "scale": self.updater.scale.state()}
+        if signatures := {name: text for name, text in self.task.signatures.items() if name in metrics}:
+            training["signatures"] = signatures
         if self.config.saving.has_optimizer_state:
             training["optimizer"] = optimizer_state(self.updater)
             training["optimizer_kind"] = self.config.optimization.optimizer.name

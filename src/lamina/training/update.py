@@ -80,7 +80,7 @@ class Updater:
         gradient and are stepped like the rest. `batches` are this rank's of `total` on all ranks; the first of all is the
         first rank's, the next the second's.
         """
-        assert self.weights.accumulates or not self.weights.is_half or len(batches) <= 1, "gradients of one batch at most"
+        assert not self.weights.replaces or len(batches) <= 1, "gradients of one batch at most"
         if not self.model.training:
             self.model.train()  # not each time: a deep model has a thousand parts to tell
         self.active_in_any = run_in_any(draws)
@@ -102,8 +102,10 @@ class Updater:
         """Gradients and losses of these passes, added up from nothing; each is replayed where it has been captured."""
         self.weights.zero_grad_()
         self.sums.zero_()
-        for one in passes:
-            replay = None if self._captured is None else self._captured.find(one.batch, one.active, self.sums)
+        for number, one in enumerate(passes):
+            # What gathers a gradient by replacing it must be alone: the pieces of a batch that was cut are not.
+            may_replay = not self.weights.replaces or (number == 0 and one.is_last)
+            replay = self._captured.find(one.batch, one.active, self.sums) if self._captured and may_replay else None
             one.begin()
             if replay is not None:
                 replay()
@@ -144,7 +146,7 @@ class Updater:
 
     def _result(self, numbers: Tensor, num_tokens: int, num_sentences: int) -> UpdateResult:
         arrival = None
-        if self._captured is not None:
+        if self._captured is not None and numbers.is_cuda:
             # The next update writes to the same memory, and the host should not have to wait for it to read this one.
             on_host = torch.empty(numbers.shape, pin_memory=True)
             numbers = on_host.copy_(numbers, non_blocking=True)
@@ -159,14 +161,15 @@ class Updater:
         if reason := why_eager(self.weights, dtype, precision):
             note(f"updates are eager, not captured (--cuda-graphs): {reason}")
             return None
+        self.weights.expect_replays_()
         return CapturedPasses(self.model, self.weights, self.forward_backward, note, skip_time, is_compiled=precision.compiles)
 
 
 def why_eager(weights: FlatWeights, dtype: torch.dtype, precision: PrecisionConfig) -> str | None:
     if dtype == torch.float32:
         return "that needs half precision"
-    if type(weights) is not FlatWeights:
-        return "several ranks send gradients in the middle of a pass"
+    if weights.why_eager:
+        return weights.why_eager
     if precision.checkpoint_activations:
         return "--checkpoint-activations draws its dropout again, which a replay cannot"
     return None

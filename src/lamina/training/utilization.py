@@ -26,7 +26,7 @@ def flops_per_target(model: Any, sources_per_target: float, rates: Sequence[Sequ
     That is so without a decoder, whose every place is a target, and with an adaptive softmax, which reads a part of its
     matrices for each. `rates` are LayerDrop's, of each encoder layer and of each decoder layer.
     """
-    if not hasattr(model, "decoder") or model.head.needs_host:
+    if not hasattr(model, "decoder") or model.head.host_sizes(None) is None:
         return None
     total = float(model.head.output_weight.numel())
     by_side = dict(zip(("encoder", "decoder"), rates, strict=True))
