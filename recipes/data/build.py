@@ -3,7 +3,7 @@
     python recipes/data/build.py multi30k_bpe dialogsum --into downloads
 
 Each file that is downloaded, and each corpus that is built, is compared with the SHA-256 noted here. `--from FOLDER` takes
-files that were downloaded before, under the paths of their addresses. multi30k_bpe needs sacremoses and subword-nmt.
+files that were downloaded before, under the paths of their addresses. multi30k_bpe needs sacremoses (lamina[moses]).
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def test_search_works_without_a_network(chromium, site, site_url, is_served):
 
 def test_code_is_highlighted_and_can_be_copied(chromium, site_url):
     page = chromium.new_page()
-    page.goto(f"{site_url}/quickstart.html")
+    page.goto(f"{site_url}/own-data.html")
     assert page.locator(".highlight pre span").count() > 20
     assert page.locator(".highlight [data-clipboard-target], .highlight .md-code__button").count() > 0
     page.close()
