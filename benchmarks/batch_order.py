@@ -42,7 +42,9 @@ class Case:
     def _shares(self) -> Iterator[Share]:
         progress = self.run.progress
         while True:
-            yield from self.run.feeds.train(progress.epoch).shares(progress.epoch, 0, 1)
+            feed = self.run.feeds.train(progress.epoch)
+            self.run.reporter.begin_epoch(len(feed.plan(progress.epoch)))
+            yield from feed.shares(progress.epoch, 0, 1)
             progress.begin_epoch(progress.epoch + 1)
 
     def _train(self) -> Iterator[None]:

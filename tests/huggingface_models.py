@@ -158,3 +158,82 @@ def fsmt_folder(folder: Path, *, seed: int = 2, noise: float = 0.7, end: float =
     with_manners(model.model.decoder.layers[-1].final_layer_norm, model.model.decoder.output_projection, end)
     model.save_pretrained(folder)
     return folder
+
+
+def language_pieces() -> tuple[bytes, list[str]]:
+    """A sentencepiece model, and its pieces behind the symbols of fairseq's dictionaries."""
+    model = learn_sentencepiece(ENGLISH + CAPITALS, 90, 1.0).model
+    symbols = ["<s>", "<pad>", "</s>", "<unk>"]
+    return model, [*symbols, *(piece for piece in spm_pieces(model) if piece not in symbols)]
+
+
+def m2m_folder(folder: Path, *, seed: int = 2, noise: float = 0.7, end: float = 0.5, **changes: Any) -> Path:
+    """vocab.json without the codes, whose ids follow; a sentencepiece model; English to French."""
+    library = transformers()
+    folder.mkdir(parents=True, exist_ok=True)
+    model, names = language_pieces()
+    (folder / "plain.json").write_text(json.dumps({name: number for number, name in enumerate(names)}), encoding="utf-8")
+    (folder / "plain.model").write_bytes(model)
+    tokenizer = library.M2M100Tokenizer(str(folder / "plain.json"), str(folder / "plain.model"), src_lang="en", tgt_lang="fr")
+    # The hub's folders list them as special; what this class saves does not.
+    tokenizer.add_special_tokens({"extra_special_tokens": list(tokenizer.lang_code_to_token.values())})
+    tokenizer.save_pretrained(folder)
+    config = library.M2M100Config(**{**SIZES, "vocab_size": len(names) + 100 + 8, **changes})
+    return _of_languages(folder, library.M2M100ForConditionalGeneration(config), tokenizer, "fr", seed, noise, end)
+
+
+def nllb_folder(folder: Path, *, is_legacy: bool = False, seed: int = 2, noise: float = 0.7, end: float = 0.5) -> Path:
+    """A tokenizer.json with byte-pair codes over sentencepiece's marks."""
+    library = transformers()
+    _, names = language_pieces()
+    letters = {name for name in names if len(name) == 1}
+    merges = [(name[:-1], name[-1]) for name in sorted(names[4:], key=len) if len(name) > 1 and name[:-1] in names
+              and name[-1] in letters]
+    tokenizer = library.NllbTokenizer(vocab={name: number for number, name in enumerate(names)}, merges=merges,
+                                      src_lang="eng_Latn", tgt_lang="fra_Latn", legacy_behaviour=is_legacy)
+    tokenizer.save_pretrained(folder)
+    config = library.M2M100Config(**SIZES, vocab_size=len(tokenizer), max_length=24)
+    return _of_languages(folder, library.M2M100ForConditionalGeneration(config), tokenizer, "fra_Latn", seed, noise, end)
+
+
+def without_tokenizer_json(folder: Path) -> None:
+    """As the older of mBART's folders are: a sentencepiece model, and a list of the languages behind its pieces."""
+    listed = json.loads((folder / "tokenizer_config.json").read_text())["extra_special_tokens"]
+    (folder / "tokenizer.json").unlink()
+    (folder / "sentencepiece.bpe.model").write_bytes(language_pieces()[0])
+    (folder / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": listed}), encoding="utf-8")
+
+
+def mbart_folder(folder: Path, *, is_mbart50: bool = False, seed: int = 2, noise: float = 0.7, end: float = 0.5,
+                 **changes: Any) -> Path:
+    library = transformers()
+    from sentencepiece import SentencePieceProcessor
+
+    model, names = language_pieces()
+    cut = SentencePieceProcessor(model_proto=model)
+    scored = [(name, cut.get_score(cut.piece_to_id(name)) if number > 3 else 0.0) for number, name in enumerate(names)]
+    if is_mbart50:  # it takes a model's own order
+        tokenizer = library.MBart50Tokenizer(vocab=[scored[3], scored[0], scored[2], *scored[4:]], src_lang="en_XX",
+                                             tgt_lang="ro_RO")
+    else:
+        tokenizer = library.MBartTokenizer(vocab=scored, src_lang="en_XX", tgt_lang="ro_RO")
+    tokenizer.save_pretrained(folder)
+    config = library.MBartConfig(**{**SIZES, "vocab_size": len(tokenizer), **changes})
+    own = library.MBartForConditionalGeneration(config)
+    start = tokenizer.convert_tokens_to_ids("ro_RO")
+    own.config.decoder_start_token_id = own.generation_config.decoder_start_token_id = 2 if is_mbart50 else start
+    return _of_languages(folder, own, tokenizer, "ro_RO" if is_mbart50 else "", seed, noise, end)
+
+
+def _of_languages(folder: Path, model: Any, tokenizer: Any, target: str, seed: int, noise: float, end: float) -> Path:
+    shaken(model, seed, noise)
+    with_manners(model.model.decoder.layer_norm, model.model.shared, end)
+    if hasattr(model, "final_logits_bias"):
+        with_bias(model, seed, 0.0)
+        model.final_logits_bias[0, [1, 3]] = -20.0
+    model.generation_config.forced_eos_token_id = 2
+    if target:
+        code = tokenizer.get_lang_id(target) if hasattr(tokenizer, "get_lang_id") else tokenizer.convert_tokens_to_ids(target)
+        model.generation_config.forced_bos_token_id = code
+    model.save_pretrained(folder)
+    return folder

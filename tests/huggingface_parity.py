@@ -25,15 +25,21 @@ def opened(folder: Path, **languages: str) -> tuple[Any, Any, Any]:
             lamina.load(folder, device="cpu", notice=quiet, **languages))
 
 
+def names_of(tokenizer: Any, size: int) -> list[str]:
+    """Of their target ids, as ours are called."""
+    kind = type(tokenizer).__name__
+    known = {"FSMTTokenizer": lambda: len(tokenizer.decoder), "M2M100Tokenizer": lambda: len(tokenizer.decoder) + 100}
+    size_known = known.get(kind, lambda: len(tokenizer))()
+    names = [tokenizer.decoder.get(number) if kind == "FSMTTokenizer" else tokenizer.convert_ids_to_tokens(number)
+             for number in range(min(size_known, size))]
+    return [*names, *(f"madeupword{number:04d}" for number in range(len(names), size))]
+
+
 def our_ids(tokenizer: Any, model: Any, theirs: torch.Tensor) -> torch.Tensor:
     """Their ids as ours; their padding is our start of a target, where Marian starts from it."""
-    vocabulary = model.vocabularies[1]
-    start = BOS if tokenizer.__class__.__name__.startswith("Marian") else PAD
-    known = getattr(tokenizer, "decoder", None) if tokenizer.__class__.__name__.startswith("FSMT") else None
-    names = [(known or {}).get(number) or tokenizer.convert_ids_to_tokens(number) if number < len(known or tokenizer) else None
-             for number in range(int(theirs.max()) + 1)]
-    names = [f"madeupword{number:04d}" if name is None else name for number, name in enumerate(names)]
-    return torch.tensor([start if name == "<pad>" else vocabulary.id(name) for name in names])[theirs]
+    start = BOS if type(tokenizer).__name__.startswith("Marian") else PAD
+    names = names_of(tokenizer, int(theirs.max()) + 1)
+    return torch.tensor([start if name == "<pad>" else model.vocabularies[1].id(name) for name in names])[theirs]
 
 
 @torch.no_grad()

@@ -77,7 +77,8 @@ def read(answer):
 
 
 @contextmanager
-def running_server(models, *, keys=(), limits=None, origins=(), slots=8, names=("a-b",), defaults=None, port=0, **options):
+def running_server(models, *, keys=(), limits=None, origins=(), slots=8, names=("a-b",), defaults=None, cascade=None,
+                   depth=None, port=0, **options):
     from lamina.serve.api_keys import ApiKeys
     from lamina.serve.app import build_app
     from lamina.serve.opening import opened
@@ -87,7 +88,7 @@ def running_server(models, *, keys=(), limits=None, origins=(), slots=8, names=(
     service = Service(limits=limits or ServiceLimits(grace=5.0, timeout=20.0), keys=ApiKeys(keys))
     for name, model in zip((*names, *[None] * len(models)), models, strict=False):
         opened(service, name, model, slots=slots, defaults=LIMITS if defaults is None else defaults,
-               queue_limit=service.limits.queue)
+               queue_limit=service.limits.queue, cascade=cascade, depth=depth)
     own = listening_socket("127.0.0.1", port)
     found = []
     thread = threading.Thread(target=run_server, args=(build_app(service, origins=origins), service, own), kwargs={

@@ -36,7 +36,7 @@ def test_work_goes_on_without_its_output(bad, capsys):
         assert sys.stdout is stream
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("warning: stdout cannot be written (")
-    assert first.endswith("): work goes on without it")
+    assert first.endswith("): work continues without it")
     assert second == "hello"
 
 

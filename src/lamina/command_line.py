@@ -44,6 +44,8 @@ COMMANDS = {
                            "translate lines, or continue prompts, as they come from a person, a pipe or a file"),
     "rescore": Command("lamina.config.generate_options:RescoreConfig", "lamina.commands.rescore:run",
                        "say how likely a model finds given translations"),
+    "calibrate": Command("lamina.config.calibrate_options:CalibrateConfig", "lamina.commands.calibrate:run",
+                         "find out when few layers translate well enough, for `generate --cascade` and `serve`"),
     "serve": Command("lamina.config.serve_options:ServeConfig", "lamina.commands.serve:run",
                      "answer over HTTP: LibreTranslate's, DeepL's and OpenAI's APIs, and a page, any depth per request"),
     "eval-lm": Command("lamina.config.eval_lm_options:EvalLmConfig", "lamina.commands.eval_lm:run",

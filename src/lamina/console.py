@@ -118,14 +118,14 @@ class LastingStream:
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """Inside, work goes on when nobody takes what it prints any more: a closed pipe or terminal, a full disk under a log.
+    """Inside, work continues when nobody takes what it prints any more: a closed pipe or terminal, a full disk under a log.
 
     The other of the two streams says so, once.
     """
     def lost(name: str) -> Callable[[OSError], None]:
         def say(error: OSError) -> None:
             other = stderr if name == "stdout" else stdout
-            print(f"warning: {name} cannot be written ({error.strerror or error}): work goes on without it", file=other,
+            print(f"warning: {name} cannot be written ({error.strerror or error}): work continues without it", file=other,
                   flush=True)
 
         return say

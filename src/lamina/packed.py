@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-# Position ids start right above the padding id, as in the references: pads hold 1, the first token 2.
+# Position ids start right above the padding id, as in fairseq: pads hold 1, the first token 2.
 PAD_POSITION = 1
 FIRST_POSITION = PAD_POSITION + 1
 

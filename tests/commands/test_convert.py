@@ -108,7 +108,7 @@ def test_an_optimizer_that_does_not_fit_starts_afresh(trained, capsys):
     torch.save(content, trained / "odd.pt")
     capsys.readouterr()
     resumed = weights_after(trained, "odd", "--restore-file", str(trained / "odd.pt"), "--max-update", "1")
-    assert "the optimizer starts afresh, since the checkpoint's state does not fit: its optimizer has 2 groups" in \
+    assert "the optimizer starts from scratch, since the checkpoint's state does not fit: its optimizer has 2 groups" in \
         capsys.readouterr().out
     assert resumed.training["progress"]["updates"] == 1
 

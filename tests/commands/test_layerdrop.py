@@ -272,7 +272,7 @@ def test_fusion_and_deep_residuals_drop_prune_and_go_on(trained, tmp_path, capsy
         start = ["--restore-file", str(full)] if updates == 4 else []
         assert train(data, tmp_path / "half", *flags, *keep, *start, "--max-update", str(updates)) == 0
         is_reset = updates == 4 and "--transparent-attention" in flags
-        assert ("the optimizer starts afresh for memory.weight" in capsys.readouterr().out) == is_reset
+        assert ("the optimizer starts from scratch for memory.weight" in capsys.readouterr().out) == is_reset
     assert load_checkpoint(tmp_path / "half" / "checkpoint_last.pt").training["progress"]["updates"] == 5
     # Pruned on demand and pruned to a file: the same translations.
     _, demanded = hypotheses(capsys, data, "--path", full, *keep)

@@ -211,7 +211,7 @@ def test_preparing_batches_ahead_changes_nothing(data, tmp_path):
 
 
 def test_a_restore_file_that_does_not_exist_means_a_fresh_start(data, tmp_path, capsys):
-    warning = f"--restore-file x.pt does not exist, neither in {tmp_path} nor as a path: training starts afresh"
+    warning = f"--restore-file x.pt does not exist, neither in {tmp_path} nor as a path: training starts from scratch"
     assert train(data, tmp_path, "--max-update", "1", "--restore-file", "x.pt") == 0
     first = capsys.readouterr()
     # At the beginning, and again at the end, where hours of lines may have followed.
@@ -230,7 +230,7 @@ def test_a_run_has_one_beginning(data, tmp_path, capsys):
     assert train(data, tmp_path / "a", "--max-update", "1") == 0
     model = str(tmp_path / "a" / "checkpoint_last.pt")
     assert train(data, tmp_path / "b", "--max-update", "1", "--finetune-from-model", model, "--restore-file", "x.pt") == 2
-    assert (f"error: --finetune-from-model {model} begins a new run with a model's weights, and --restore-file x.pt goes on "
+    assert (f"error: --finetune-from-model {model} begins a new run with a model's weights, and --restore-file x.pt continues "
             "with an old one. Leave one of them out") in capsys.readouterr().err
     missing = str(tmp_path / "a" / "no.pt")
     assert train(data, tmp_path / "b", "--max-update", "1", "--finetune-from-model", missing) == 2
@@ -238,7 +238,7 @@ def test_a_run_has_one_beginning(data, tmp_path, capsys):
     assert not (tmp_path / "b").exists()
     for updates in ("1", "2"):
         assert train(data, tmp_path / "b", "--max-update", updates, "--finetune-from-model", model) == 0
-    assert f"checkpoint_last.pt is there: this run goes on, and {model} is not read again" in capsys.readouterr().out
+    assert f"checkpoint_last.pt is there: this run is resumed, and {model} is not read again" in capsys.readouterr().out
     assert last(tmp_path / "b").training["progress"]["updates"] == 2
 
 
@@ -248,7 +248,8 @@ def test_resuming_inside_an_epoch_with_other_batches_keeps_the_place_in_sentence
     before = last(tmp_path).training["progress"]
     assert train(longer_data, tmp_path, "--max-update", "5", *other) == 0
     line = re.search(r"batches are not those that epoch 1 of the checkpoint had \(as with another --max-tokens or --seed\): "
-                     r"it goes on after as many pairs, (\d+) of 120, at batch (\d+) of (\d+) instead of 4; some may come twice",
+                     r"it continues after as many pairs, (\d+) of 120, at batch (\d+) of (\d+) instead of 4; some may come "
+                     r"twice",
                      capsys.readouterr().out)
     done, place, number = map(int, line.groups())
     assert done == before["sentences_done"]

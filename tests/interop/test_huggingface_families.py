@@ -10,8 +10,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import lamina
-from huggingface_models import SENTENCES, bart_folder, byte_level, fsmt_folder
-from huggingface_parity import TARGETS, check_log_probs, check_texts, opened, quiet
+from huggingface_models import (
+    SENTENCES,
+    bart_folder,
+    byte_level,
+    fsmt_folder,
+    m2m_folder,
+    mbart_folder,
+    nllb_folder,
+    without_tokenizer_json,
+)
+from huggingface_parity import TARGETS, check_log_probs, check_texts, opened, our_ids, quiet
 from lamina.errors import CheckpointError
 from lamina.interop.any_format import load_any
 
@@ -70,6 +79,90 @@ def test_fsmt_computes_the_same(tmp_path, is_tied):
         assert len(lengths) > 2
 
 
+def mbart50_folder(folder: Any, **changes: Any) -> Any:
+    return mbart_folder(folder, is_mbart50=True, **changes)
+
+
+def legacy_nllb_folder(folder: Any, **changes: Any) -> Any:
+    return nllb_folder(folder, is_legacy=True, **changes)
+
+
+MANY = [m2m_folder, nllb_folder, legacy_nllb_folder, mbart_folder, mbart50_folder]
+
+
+@pytest.mark.parametrize("make", MANY)
+def test_models_of_many_languages_compute_the_same(tmp_path, make):
+    tokenizer, theirs, ours = opened(make(tmp_path / "calm", noise=0.3))
+    labels = None
+    if make in (mbart_folder, legacy_nllb_folder):
+        # mBART has its language behind the end, and the labels of legacy folders lack it in front, where their texts have it.
+        code = tokenizer.convert_tokens_to_ids("fra_Latn")
+        rows = [torch.tensor(row[:-1] if make is mbart_folder else [code, *row[:-1]])
+                for row in tokenizer(text_target=TARGETS).input_ids]
+        labels = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=1)
+    check_log_probs(tokenizer, theirs, ours, SENTENCES[:4], TARGETS, labels)
+    lengths = {length for end in (1.0, 1.25) for length in check_texts(*opened(make(tmp_path / f"end{end}", end=end)))}
+    assert len(lengths) > 1
+
+
+@pytest.mark.parametrize("make", MANY)
+def test_the_flags_choose_the_languages(tmp_path, make):
+    folder = make(tmp_path / "many", noise=0.3)
+    other, known = {m2m_folder: ("de", "de"), mbart_folder: ("de_DE", "de"), mbart50_folder: ("de_DE", "de")}.get(
+        make, ("deu_Latn", "deu"))
+    tokenizer, theirs, _ = opened(folder)
+    tokenizer.src_lang = other
+    ours = lamina.load(folder, device="cpu", notice=quiet, source_lang=known, target_lang=other)
+    code = tokenizer.get_lang_id(other) if make is m2m_folder else tokenizer.convert_tokens_to_ids(other)
+    start = {"decoder_start_token_id": code} if make is mbart_folder else {"forced_bos_token_id": code}
+    for sentence in SENTENCES:
+        expected = theirs.generate(**tokenizer([sentence], return_tensors="pt"), num_beams=1, max_length=24, **start)[0][1:]
+        found = ours.translate(sentence, beam=1, min_length=0, max_length_offset=22)
+        assert found.ids == our_ids(tokenizer, ours, expected).tolist()[: len(found.ids)]
+    for flag, side in (({"target_lang": "tlh"}, "target"), ({"source_lang": "tlh"}, "source")):
+        with pytest.raises(CheckpointError, match=f"tlh is none of its languages: --{side}-lang must be one of"):
+            lamina.load(folder, device="cpu", notice=quiet, **flag)
+
+
+def test_a_sentencepiece_model_with_a_list_of_languages_is_a_tokenizer_too(tmp_path):
+    folder = mbart50_folder(tmp_path / "mbart50")
+    expected = lamina.load(folder, device="cpu", notice=quiet)
+    without_tokenizer_json(folder)
+    found = lamina.load(folder, device="cpu", notice=quiet)
+    assert found.vocabularies == expected.vocabularies
+    assert found.translate(SENTENCES) == expected.translate(SENTENCES)
+    (folder / "special_tokens_map.json").unlink()
+    damage("tokenizer_config.json", extra_special_tokens=[])(folder)
+    with pytest.raises(CheckpointError, match="lists its languages nowhere"):
+        load_any(folder)
+
+
+def test_a_target_language_must_be_known(tmp_path):
+    folder = nllb_folder(tmp_path / "nllb")
+    damage("generation_config.json", forced_bos_token_id=None)(folder)
+    damage("tokenizer_config.json", tgt_lang=None)(folder)
+    with pytest.raises(CheckpointError, match="translates into 202 languages: choose one with --target-lang"):
+        load_any(folder)
+
+
+def test_a_tokenizer_of_another_class_is_read_by_its_tokenizer_json(tmp_path):
+    """What its last step puts around a text counts, under any name."""
+    folder = bart_folder(tmp_path / "bart")
+    expected = lamina.load(folder, device="cpu", notice=quiet).translate(SENTENCES)
+    steps = {"type": "TemplateProcessing", "pair": [], "special_tokens": {},
+             "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+                        {"SpecialToken": {"id": "</s>", "type_id": 0}}]}
+    damage("tokenizer.json", post_processor=steps)(folder)
+    damage("tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")(folder)
+    assert lamina.load(folder, device="cpu", notice=quiet).translate(SENTENCES) == expected
+    damage("tokenizer.json", post_processor={**steps, "single": steps["single"][:2]})(folder)
+    with pytest.raises(CheckpointError, match="does not end a text with the symbol"):
+        load_any(folder)
+    damage("tokenizer_config.json", tokenizer_class="MySecretTokenizer")(folder)
+    with pytest.raises(CheckpointError, match="names the tokenizer MySecretTokenizer, which Lamina does not have"):
+        load_any(folder)
+
+
 def damage(name: str, **changes: Any) -> Any:
     def apply(folder: Any) -> None:
         described = json.loads((folder / name).read_text())
@@ -82,11 +175,17 @@ def damage(name: str, **changes: Any) -> Any:
     (bart_folder, lambda folder: (folder / "tokenizer.json").unlink(), "lacks tokenizer.json"),
     (bart_folder, lambda folder: (folder / "tokenizer.json").write_text("{}"), "cannot be read as a tokenizer.json"),
     (bart_folder, damage("config.json", normalize_before=True), "normalize_before=True"),
-    (bart_folder, damage("config.json", bos_token_id=2), "bos_token_id is 2"),
+    (bart_folder, damage("config.json", bos_token_id=2), "puts <s> around texts, which config.json does not know"),
     (fsmt_folder, lambda folder: (folder / "vocab-tgt.json").unlink(), "lacks vocab-tgt.json"),
     (fsmt_folder, lambda folder: (folder / "merges.txt").write_text("lonely"), "line 1: expected two pieces"),
     (fsmt_folder, damage("tokenizer_config.json", langs=["en"]), "does not say its two languages"),
     (fsmt_folder, damage("config.json", pad_token_id=0), "pad_token_id=0"),
+    (m2m_folder, lambda folder: (folder / "vocab.json").unlink(), "lacks vocab.json"),
+    (m2m_folder, lambda folder: (folder / "sentencepiece.bpe.model").unlink(), "lacks sentencepiece.bpe.model"),
+    (m2m_folder, damage("tokenizer_config.json", language_codes="klingon"), "language_codes='klingon'"),
+    (nllb_folder, lambda folder: (folder / "tokenizer.json").unlink(), "lacks tokenizer.json"),
+    (mbart_folder, lambda folder: (folder / "tokenizer.json").write_text("[]"), "cannot be read as a tokenizer.json"),
+    (mbart_folder, damage("config.json", normalize_before=False), "normalize_before=False"),
 ])
 def test_damaged_folders_are_refused_in_one_line(tmp_path, make, break_it, message):
     folder = make(tmp_path / "model")

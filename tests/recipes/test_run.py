@@ -284,7 +284,7 @@ def test_a_signal_reaches_the_runs(tmp_path):
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
-    assert "stopped by SIGINT: the same command goes on from there" in told
+    assert "stopped by SIGINT: the same command resumes from there" in told
     outcome = tmp_path / "out" / "runs" / "small" / "plain.seed1" / "outcome.json"
     assert json.loads(outcome.read_text())["status"] == "stopped"
 

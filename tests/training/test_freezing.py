@@ -133,7 +133,7 @@ def test_training_resumes_with_frozen_weights(data, tmp_path, capsys, optimizer)
     # Thawed, what was frozen has no state yet.
     capsys.readouterr()
     assert train(data, tmp_path / "two", "--optimizer", optimizer, "--max-update", "8") == 0
-    assert "the optimizer starts afresh for decoder.layers.0.attn_residual.norm.bias, " in capsys.readouterr().out
+    assert "the optimizer starts from scratch for decoder.layers.0.attn_residual.norm.bias, " in capsys.readouterr().out
     assert not torch.equal(load_checkpoint(tmp_path / "two" / "checkpoint_last.pt").weights["encoder.layers.0.ffn.fc1.weight"],
                            base.weights["encoder.layers.0.ffn.fc1.weight"])
 

@@ -101,7 +101,7 @@ def test_a_failure_is_noted_and_the_third_in_a_row_is_an_error(tmp_path, monkeyp
     keeper = Keeper(SavingConfig(save_dir=str(tmp_path), is_async=False), notes.append)
     keeper.save("1", ["checkpoint_last.pt"])
     assert len(notes) == 1
-    assert "No space left on device. Training goes on" in notes[0]
+    assert "No space left on device. Training continues" in notes[0]
     with pytest.raises(CheckpointError, match="latest state of this run is not saved"):
         keeper.finish()
     is_full = False

@@ -156,7 +156,7 @@ def test_one_that_fails_is_told_of_once_and_left_alone(data, tmp_path, own, caps
     own(open=fail if broken is None else lambda self, run: broken)
     assert train(data, tmp_path, "--tracker", "own") == 0
     printed = capsys.readouterr()
-    assert printed.out.count("warning: own takes no more figures: the network is away. Training goes on without it") == 1
+    assert printed.out.count("warning: own takes no more figures: the network is away. Training continues without it") == 1
     assert "Traceback" not in printed.err
 
 

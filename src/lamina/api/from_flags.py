@@ -12,10 +12,13 @@ from lamina import console
 from lamina.api.loading import load
 from lamina.api.outputs import DTYPES
 from lamina.api.translator import Translator
+from lamina.config.chosen_depth import AUTO
 from lamina.config.generate_options import ModelFiles, SplitData
+from lamina.config.search_options import SearchConfig, given_options
 from lamina.data.corpus import Languages, ParallelCorpus, load_dictionaries, open_corpus
 from lamina.data.verify import verify_splits
-from lamina.errors import CheckpointError, DataError
+from lamina.decode.cascade import Cascade, cascade_path
+from lamina.errors import CheckpointError, ConfigError, DataError
 
 # As in fairseq, where no limit on a batch is given.
 DEFAULT_MAX_TOKENS = 12000
@@ -62,6 +65,21 @@ def load_translator(files: ModelFiles, data: SplitData | None = None, say: Calla
         return load_model(files, Translator, say=say, measures=measures)
     return load_model(files, Translator, data=data.data, languages=(data.source_lang, data.target_lang), say=say,
                       measures=measures)
+
+
+def load_cascade(path: str | None, files: ModelFiles, translator: Translator, search: SearchConfig) -> Cascade | None:
+    """What --cascade names, for this translator; an empty path is that of the file beside the checkpoint."""
+    if path is None:
+        return None
+    file = Path(path) if path else cascade_path(files.paths)
+    if not file.is_file():
+        raise ConfigError(f"there is no cascade {file}. `lamina calibrate {files.path} DATA` chooses one.")
+    cascade = translator.cascade_of(AUTO, file)
+    assert cascade is not None
+    if different := cascade.differences(given_options(search)):
+        console.warn(f"the threshold of {file} was chosen with other options than these ({', '.join(different)}), so what it "
+                     "loses is not known. Run `lamina calibrate` with the same options.")
+    return cascade
 
 
 def open_split(data: SplitData, translator: Translator, path: str,

@@ -235,7 +235,7 @@ class LanguageModel(LoadedModel[DecoderOnly]):
         if too_long not in ("truncate", "skip"):
             raise ConfigError(f"too_long is {too_long!r}; it must be truncate or skip.")
         what = "skipped" if too_long == "skip" else f"cut to its last {limit}"
-        warn(f"prompt {number + 1} has {len(ids)} tokens, which leaves no room to go on within the {self.max_positions} "
+        warn(f"prompt {number + 1} has {len(ids)} tokens, which leaves no room to continue within the {self.max_positions} "
              f"positions of the model; it was {what}.")
         return None if too_long == "skip" else ids[len(ids) - limit :]
 

@@ -26,6 +26,7 @@ from lamina.config.chosen_depth import parse_depth
 from lamina.config.keep import KeepConfig, as_text
 from lamina.data.batching import length_batches, pad_rows
 from lamina.decode.active_depth import active_layers
+from lamina.decode.cascade import Cascade
 from lamina.errors import CheckpointError, ConfigError
 from lamina.models.contract import Model
 from lamina.nn.prepacked import Int8Linear, Prepacked, is_prepacked, prepack_, unpack_
@@ -87,6 +88,7 @@ class LoadedModel(Generic[M]):
         self._prepacking: type[Prepacked] | None = None
         self._described: tuple[Checkpoint, ...] = ()  # what each model's checkpoint says besides its weights
         self._names: tuple[str, ...] = ()
+        self._digest: tuple[object, str] | None = None
         self._masters: tuple[dict[str, Tensor], ...] = ()  # the weights as they were stored, where the models' are rounded
 
     # -- where it is
@@ -269,13 +271,30 @@ class LoadedModel(Generic[M]):
         """
         parsed = parse_depth(depth)
         if parsed is None:
-            raise ConfigError("the depth auto needs a cascade: choose a threshold with `lamina calibrate`, and pass "
-                              "cascade=FILE.")
+            raise ConfigError("the depth auto is not a choice of layers: a cascade makes that choice for each sentence.")
         active = active_layers(parsed, self.models)
         if active != ALL_LAYERS:
             for checkpoint in self._described:
                 check_prunable(checkpoint)
         return active
+
+    def cascade_of(self, depth: object, cascade: Cascade | str | Path | None) -> Cascade | None:
+        """What the depth "auto" does, for this very model; None for any other depth.
+
+        >>> model.cascade_of("full", None) is None
+        True
+        """
+        if parse_depth(depth) is not None:
+            if cascade is not None:
+                raise ConfigError('a cascade has no effect at a depth of its own. Write depth="auto", or leave cascade out.')
+            return None
+        if cascade is None:
+            raise ConfigError("the depth auto needs a cascade: choose a threshold with `lamina calibrate`, and pass "
+                              "cascade=FILE.")
+        found = cascade if isinstance(cascade, Cascade) else Cascade.load(cascade)
+        found.check(self.digest)
+        self.active_layers(found.chosen_depth)
+        return found
 
     @property
     def digest(self) -> str:
@@ -284,6 +303,14 @@ class LoadedModel(Generic[M]):
         >>> model.digest == lamina.load("checkpoint_best.pt", device="cpu").digest
         True
         """
+        # Computed again only where a weight has changed since: each call with a cascade asks.
+        state = (self._prepacking, *((weight.data_ptr(), weight._version, weight.dtype) for model in self.models
+                                     for weight in model.parameters()))
+        if self._digest is None or self._digest[0] != state:
+            self._digest = state, self._computed_digest()
+        return self._digest[1]
+
+    def _computed_digest(self) -> str:
         found = hashlib.sha256()
         for number, model in enumerate(self.models):
             own = [dict(self._described[number].config)] if self._described else []

@@ -216,6 +216,7 @@ class TrainOptions(TypedDict, total=False):
     optimizer: str
     pack: bool
     patience: int
+    plan: bool
     poly_pow: float
     pooler_activation_fn: str
     pooler_dropout: float

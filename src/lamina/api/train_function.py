@@ -99,8 +99,9 @@ def train(data: Data | str | Path, *, task: str = "translation", criterion: str 
     if not any(name in given for name in _BATCH_LIMITS):
         given["max-tokens"] = MAX_TOKENS
     config = resolve(TrainConfig, given)
-    if config.print_config:
-        raise ConfigError("print_config is for the command line; lamina.train only trains. Leave it out.")
+    for name in ("print_config", "plan"):
+        if getattr(config, name):
+            raise ConfigError(f"{name} is for the command line; lamina.train only trains. Leave it out.")
     if num_to_start(config.ranks, os.environ, 0) > 1:
         raise ConfigError(f"distributed_world_size is {config.ranks.world_size}, but lamina.train is one process: start the "
                           "script with torchrun, which sets the number of processes.")

@@ -15,7 +15,8 @@ from lamina.config.generate_options import GenerateConfig
 from lamina.data.batching import DEFAULT_BATCH_SIZE
 from lamina.data.corpus import Example, ParallelCorpus
 from lamina.decode.backtrace import Hypothesis
-from lamina.decode.batched_search import search_rows
+from lamina.decode.batched_search import Found
+from lamina.decode.cascade import Cascade, confidence, searched, searches_of
 from lamina.decode.output_lines import Describer
 from lamina.decode.scoring import score_rows
 from lamina.decode.search import Search
@@ -23,6 +24,7 @@ from lamina.decode.search_workers import search_workers, shared_batch_size
 from lamina.decode.source_text import SourceText
 from lamina.distributed.ranks import Ranks
 from lamina.errors import DataError
+from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 from lamina.text.pieces import warn_of_joiner
 from lamina.text.vocabulary import UNK
 
@@ -35,14 +37,17 @@ class Result(NamedTuple):
     hypothesis: str
     reference: str
     num_tokens: int
+    confidence: float
+    is_repeated: bool  # a cascade asked the whole model
 
 
 class TranslatedSplit:
     """The split that the flags name, of the pairs that fit and that --shard-id asks for."""
 
-    def __init__(self, config: GenerateConfig, translator: Translator) -> None:
+    def __init__(self, config: GenerateConfig, translator: Translator, *, cascade: Cascade | None = None) -> None:
         self.config = config
         self.translator = translator
+        self.cascade = cascade
         corpus = open_split(config.data, translator, config.files.paths[0],
                             max_source_length=translator.max_source_positions if config.data.truncate_source else None)
         self.numbers, self.examples = _fitting(config, translator, corpus)
@@ -55,15 +60,17 @@ class TranslatedSplit:
         elif config.output.replace_unk is not None:
             _warn_of_unknown(self.examples)
 
-    def results(self, ranks: Ranks) -> Iterator[Result]:
+    def results(self, ranks: Ranks, *, active: ActiveLayers = ALL_LAYERS) -> Iterator[Result]:
         """In the order of the file, what all ranks found; whoever is not the first among them gets nothing."""
-        results = (self._described(*found) for found in self._searched(ranks))
+        results = (self._described(found) for found in self._searched(ranks, active))
         if ranks.size > 1:
             results = (Result(*result) for own in ranks.gather([list(results)]) for result in own)
         if ranks.is_first:
             yield from _in_order(results)
 
-    def _described(self, place: int, number: int, example: Example, found: list[Hypothesis]) -> Result:
+    def _described(self, result: Found) -> Result:
+        place, found = result.index, result.hypotheses
+        number, example = self.numbers[place], self.examples[place]
         describer, source_text, is_text = self._describer, self._source_text, self.config.is_detokenized
         source, target = example.source.tolist(), example.target.tolist()
         pieces = None if source_text is None else source_text.pieces(number, source)
@@ -73,29 +80,30 @@ class TranslatedSplit:
                 *(line for item in described for line in item.lines)]
         return Result(place, "\n".join(rows) + "\n", described[0].text if is_text else described[0].tokens,
                       describer.reference_text(target) if is_text else describer.reference(target),
-                      len(found[0].ids))
+                      len(found[0].ids), confidence(found[0]), result.is_repeated)
 
-    def _searched(self, ranks: Ranks) -> Iterator[tuple[int, int, Example, list[Hypothesis]]]:
-        """Place, number, pair and hypotheses of this rank's batches, in the order in which they finish."""
-        config, translator, examples, numbers = self.config, self.translator, self.examples, self.numbers
+    def _searched(self, ranks: Ranks, active: ActiveLayers) -> Iterator[Found]:
+        """This rank's batches, sentence by sentence, in the order in which they finish."""
+        config, translator, numbers = self.config, self.translator, self.numbers
+        sources = [example.source for example in self.examples]
         if config.score_reference:
             yield from self._scored(ranks)
             return
-        search, num_lost = Search(translator.models, config.search, vocabulary=translator.vocabularies[1]), 0
-        prefixes = [example.target[: config.prefix_size] for example in examples] if config.prefix_size else None
-        sources = [example.source for example in examples]
+        search = Search(translator.models, config.search, active, vocabulary=translator.vocabularies[1])
+        searches, num_lost = searches_of(self.cascade, search), 0
+        prefixes = [example.target[: config.prefix_size] for example in self.examples] if config.prefix_size else None
         # Workers are forked: before there is a progress bar.
-        with search_workers([search], len(sources)) as workers, console.progress("translating", len(examples)) as advance:
+        with search_workers(searches, len(sources)) as workers, console.progress("translating", len(sources)) as advance:
             max_tokens, batch_size = self._limits(is_shared=workers is not None)
-            for found in search_rows(search, sources, device=translator.device, prefixes=prefixes, seed=config.files.seed,
-                                     numbers=numbers, with_attention=self._describer.needs_attention, choose=ranks.share,
-                                     workers=workers, max_tokens=max_tokens, batch_size=batch_size):
-                yield found.index, numbers[found.index], examples[found.index], found.hypotheses
+            for found in searched(self.cascade, searches, sources, device=translator.device, prefixes=prefixes,
+                                  seed=config.files.seed, numbers=numbers, with_attention=self._describer.needs_attention,
+                                  choose=ranks.share, workers=workers, max_tokens=max_tokens, batch_size=batch_size):
+                yield found
                 num_lost += found.hypotheses[0].is_lost
                 advance(ranks.size)  # the others are about as far
-        warn_of_lost(num_lost, len(examples), console.warn)
+        warn_of_lost(num_lost, len(sources), console.warn)
 
-    def _scored(self, ranks: Ranks) -> Iterator[tuple[int, int, Example, list[Hypothesis]]]:
+    def _scored(self, ranks: Ranks) -> Iterator[Found]:
         """As `_searched`, of the references."""
         rows = [(example.source, example.target) for example in self.examples]
         max_tokens, batch_size = self._limits()
@@ -103,7 +111,7 @@ class TranslatedSplit:
             for index, own in score_rows(self.translator.models, rows, device=self.translator.device, choose=ranks.share,
                                          max_tokens=max_tokens, batch_size=batch_size):
                 ids = self.examples[index].target.tolist()
-                yield index, self.numbers[index], self.examples[index], [Hypothesis(ids, sum(own) / len(ids), own)]
+                yield Found(index, [Hypothesis(ids, sum(own) / len(ids), own)])
                 advance(ranks.size)
 
     def _limits(self, *, is_shared: bool = False) -> tuple[int | None, int | None]:

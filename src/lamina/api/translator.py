@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -18,12 +19,13 @@ from lamina.data.batching import DEFAULT_BATCH_SIZE, collate
 from lamina.data.corpus import Example
 from lamina.decode.alignment import alignment_of, attention_weights
 from lamina.decode.backtrace import Hypothesis
-from lamina.decode.batched_search import search_rows
+from lamina.decode.cascade import Cascade, searched, searches_of
 from lamina.decode.scoring import score_rows
 from lamina.decode.search import Search
 from lamina.decode.token_stream import stream_text
 from lamina.errors import ConfigError, DataError
 from lamina.models.encoder_decoder import EncoderDecoder
+from lamina.nn.stack import ALL_LAYERS
 from lamina.text.pieces import join_pieces, warn_of_joiner
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import EOS, PAD, UNK, Vocabulary
@@ -55,7 +57,7 @@ class Translator(LoadedModel[EncoderDecoder]):
                   constraints: Sequence[str] | None = None, max_tokens: int | None = None, batch_size: int | None = None,
                   seed: int = 1, first_number: int = 0, remove_bpe: str | None = None, with_alignment: bool = False,
                   too_long: TooLong = "truncate", warn: Callable[[str], object] | None = None, depth: DepthText = None,
-                  **options: Unpack[SearchOptions]) -> Translation: ...
+                  cascade: Cascade | str | Path | None = None, **options: Unpack[SearchOptions]) -> Translation: ...
 
     @overload
     def translate(self, sentences: Iterable[str], beam: int | None = None, *, search: SearchConfig | None = None,
@@ -63,13 +65,14 @@ class Translator(LoadedModel[EncoderDecoder]):
                   batch_size: int | None = None, seed: int = 1, first_number: int = 0, remove_bpe: str | None = None,
                   with_alignment: bool = False, too_long: TooLong = "truncate",
                   warn: Callable[[str], object] | None = None, depth: DepthText = None,
-                  **options: Unpack[SearchOptions]) -> list[Translation]: ...
+                  cascade: Cascade | str | Path | None = None, **options: Unpack[SearchOptions]) -> list[Translation]: ...
 
     def translate(self, sentences: str | Iterable[str], beam: int | None = None, *, search: SearchConfig | None = None,
                   constraints: Sequence[str] | Iterable[Sequence[str]] | None = None,
                   max_tokens: int | None = None, batch_size: int | None = None, seed: int = 1, first_number: int = 0,
                   remove_bpe: str | None = None, with_alignment: bool = False, too_long: TooLong = "truncate",
                   warn: Callable[[str], object] | None = None, depth: DepthText = None,
+                  cascade: Cascade | str | Path | None = None,
                   **options: Unpack[SearchOptions]) -> Translation | list[Translation]:
         """Translate a sentence, or several in batches.
 
@@ -90,7 +93,9 @@ class Translator(LoadedModel[EncoderDecoder]):
             too_long: what becomes of a source longer than the model's positions: "truncate" or "skip".
             warn: hears of such lines; Python's warnings, if left out.
             depth: the layers that run: "full", "half", "6-3" (encoder and decoder layers, spread evenly) or {"encoder": 6,
-                "decoder": [0, 2, 4]}. For models trained with LayerDrop; the model itself stays as it is.
+                "decoder": [0, 2, 4]}; or "auto", what a cascade does. For models trained with LayerDrop; the model itself
+                stays as it is.
+            cascade: for the depth "auto", the file that `lamina calibrate` wrote for this model.
             options: those of `lamina generate`, as flags with underscores or as SearchConfig's fields: `lenpen=0.6, nbest=3`.
 
         Returns:
@@ -104,14 +109,16 @@ class Translator(LoadedModel[EncoderDecoder]):
         with self._turn():
             found = self._translate(texts_of(sentences, "sentences"), config, wanted,  # type: ignore[arg-type]
                                     max_tokens, batch_size, seed, first_number, remove_bpe, with_alignment, too_long,
-                                    warn or warn_in_python, depth)
+                                    warn or warn_in_python, depth, cascade)
         return found[0] if is_one else found
 
     def _translate(self, lines: list[str], config: SearchConfig, constraints: Iterable[Sequence[str]] | None,
                    max_tokens: int | None, batch_size: int | None, seed: int, first_number: int, remove_bpe: str | None,
                    with_alignment: bool, too_long: TooLong, warn: Callable[[str], object],
-                   depth: DepthText) -> list[Translation]:
-        searcher = Search(self.models, config, self.active_layers(depth), vocabulary=self.vocabularies[1])
+                   depth: DepthText, cascade: Cascade | str | Path | None) -> list[Translation]:
+        chosen = self.cascade_of(depth, cascade)
+        searcher = Search(self.models, config, ALL_LAYERS if chosen else self.active_layers(depth),
+                          vocabulary=self.vocabularies[1])
         if first_number == 0:  # of the parts of a longer text, the first says it for all
             warn_of_joiner(remove_bpe, self.vocabularies[1], warn)
         results = [Translation("", 0.0, [], [], []) for _ in lines]
@@ -128,9 +135,9 @@ class Translator(LoadedModel[EncoderDecoder]):
         # A draw belongs to the line, wherever the lines around it end up: numbers count all lines, not those searched.
         numbers = [first_number + place for place in places]
         num_lost = 0
-        for found in search_rows(searcher, rows, device=self.device, max_tokens=max_tokens, batch_size=batch_size, seed=seed,
-                                 numbers=numbers, with_attention=with_alignment,
-                                 constraints=None if phrases is None else [phrases[place] for place in places]):
+        for found in searched(chosen, searches_of(chosen, searcher), rows, device=self.device, max_tokens=max_tokens,
+                              batch_size=batch_size, seed=seed, numbers=numbers, with_attention=with_alignment,
+                              constraints=None if phrases is None else [phrases[place] for place in places]):
             results[places[found.index]] = self.translation(found.hypotheses, rows[found.index].tolist(), remove_bpe)
             num_lost += found.hypotheses[0].is_lost
         warn_of_lost(num_lost, len(rows), warn)
@@ -143,7 +150,7 @@ class Translator(LoadedModel[EncoderDecoder]):
                max_tokens: int | None = None, batch_size: int | None = None, seed: int = 1, first_number: int = 0,
                remove_bpe: str | None = None, with_alignment: bool = False, too_long: TooLong = "truncate",
                warn: Callable[[str], object] | None = None, depth: DepthText = None,
-               **options: Unpack[SearchOptions]) -> Iterator[Translation]:
+               cascade: Cascade | str | Path | None = None, **options: Unpack[SearchOptions]) -> Iterator[Translation]:
         """`translate`, with all its options, for any number of sentences, such as the lines of a file.
 
         Arguments:
@@ -164,7 +171,8 @@ class Translator(LoadedModel[EncoderDecoder]):
             own = None if phrases is None else list(islice(phrases, len(buffer)))
             yield from self.translate(buffer, beam, search=search, constraints=own, max_tokens=max_tokens,
                                       batch_size=batch_size, seed=seed, first_number=number, remove_bpe=remove_bpe,
-                                      with_alignment=with_alignment, too_long=too_long, warn=warn, depth=depth, **options)
+                                      with_alignment=with_alignment, too_long=too_long, warn=warn, depth=depth,
+                                      cascade=cascade, **options)
             number += len(buffer)
 
     def stream_tokens(self, sentence: str, *, seed: int = 1, too_long: TooLong = "truncate",

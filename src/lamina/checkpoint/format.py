@@ -206,7 +206,7 @@ def read_archive(path: str | Path, device: torch.device | str = "cpu",
                  allowed: Sequence[type | tuple[type, str]] = (), *, is_checked: bool = True) -> Any:
     """What a file of tensors and plain values holds. Classes besides those are refused by name, unless they are `allowed`.
 
-    One that is not checked may be damaged in its tensors: for whoever reads only the description.
+    One that is not checked may be damaged in its tensors: for callers that read only the description.
     """
     try:
         check_regular(path)
@@ -267,7 +267,7 @@ def checkpoint_of(content: Any, path: str | Path) -> Checkpoint:
 
 
 def checked(checkpoint: Checkpoint, path: str | Path) -> Checkpoint:
-    """The same, if its fields hold what they should: whoever uses it may rely on their types."""
+    """The same, if its fields hold what they should: callers may rely on their types."""
     wrong = next(_wrong_fields(checkpoint), None)
     if wrong is not None:
         raise DamageError(f"{path} is damaged: its field {wrong} does not hold what it should.")

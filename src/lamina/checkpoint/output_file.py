@@ -12,7 +12,7 @@ def check_output(output: Path, inputs: list[Path]) -> None:
         raise ConfigError(f"--output {output} is a folder; name a file, such as {output / 'model.pt'}.")
     # By name, not by inode: another link to an input may be replaced, and leaves that input whole.
     if _place(output) in map(_place, inputs):
-        raise ConfigError(f"--output {output} is one of the inputs, and training could not go on from it any more. Choose "
+        raise ConfigError(f"--output {output} is one of the inputs, and training could not continue from it any more. Choose "
                           "another name.")
 
 

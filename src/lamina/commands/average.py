@@ -25,7 +25,7 @@ def run(config: AverageConfig) -> None:
     save_checkpoint(output, averaged)
     noun = "checkpoint" if len(paths) == 1 else "checkpoints"
     print(f"| averaged {len(paths)} {noun}: {', '.join(map(str, paths))}")
-    print(f"Finished writing averaged checkpoint to {output}.")  # to the letter: the references' scripts look for it
+    print(f"Finished writing averaged checkpoint to {output}.")  # to the letter: fairseq's scripts look for it
 
 
 def choose_inputs(config: AverageConfig) -> list[Path]:

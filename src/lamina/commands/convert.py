@@ -25,7 +25,7 @@ def run(config: ConvertConfig) -> None:
     print(f"| {checkpoint.task}, --arch {checkpoint.config['arch']}, dictionaries: {sizes}")
     print(f"| num. model params: {sum(weight.numel() for weight in checkpoint.weights.values())}")
     if "optimizer" in checkpoint.training:
-        print(f"| training can go on from update {checkpoint.training['progress']['updates']}")
+        print(f"| training can continue from update {checkpoint.training['progress']['updates']}")
     elif problem := checkpoint.training.get("optimizer_problem"):
-        console.notice(f"training that goes on from it starts its optimizer afresh: {problem}")
+        console.notice(f"training that continues from it starts its optimizer from scratch: {problem}")
     print(f"| wrote {output}")

@@ -48,7 +48,7 @@ def run(config: DemoConfig) -> None:
 
 
 def _claim(folder: Path, settings: dict[str, int]) -> None:
-    """A model goes on training only on the corpus that it began with, so a folder belongs to one."""
+    """A model continues training only on the corpus that it began with, so a folder belongs to one."""
     note = folder / "demo.json"
     if note.exists() and json.loads(note.read_text()) != settings:
         raise ConfigError(f"{folder} holds a demo with other settings ({note.read_text().strip()}). Remove it, or name another "

@@ -20,7 +20,7 @@ from lamina.pruning.cut import PRUNING_LINE
 from lamina.text.pieces import warn_of_joiner
 from lamina.text.subword import library_of
 
-# As in the references, where neither limit is given.
+# As in fairseq, where neither limit is given.
 DEFAULT_MAX_TOKENS = 36000
 
 
@@ -75,7 +75,7 @@ def _figures(tally: Tally, *, knows_words: bool, by_word: bool) -> dict[str, flo
 
 
 def _say(text: str) -> None:
-    """On standard output and to the letter of the references, where only the line about pruning has a bar."""
+    """On standard output and to the letter of fairseq's, where only the line about pruning has a bar."""
     print(f"| {text}" if text == PRUNING_LINE else text)
 
 

@@ -13,7 +13,7 @@ from typing import TextIO
 import torch
 
 from lamina import console
-from lamina.api.from_flags import load_translator
+from lamina.api.from_flags import load_cascade, load_translator
 from lamina.api.translated_split import TranslatedSplit
 from lamina.config.generate_options import GenerateConfig
 from lamina.config.metric_options import chosen_metrics
@@ -41,9 +41,10 @@ def _generate(config: GenerateConfig, ranks: Ranks) -> None:
     # On standard output, unlike other notices: that is where fairseq says it, between results that all carry a mark.
     translator = load_translator(config.files, config.data, say=lambda text: print(f"| {text}"),
                                  measures=config.score_reference)
-    split = TranslatedSplit(config, translator)
+    cascade = load_cascade(config.cascade, config.files, translator, config.search)
+    split = TranslatedSplit(config, translator, cascade=cascade)
     hypotheses, references = [], []
-    started, num_tokens = time.perf_counter(), 0
+    started, num_tokens, num_repeated = time.perf_counter(), 0, 0
     results = split.results(ranks)
     if not ranks.is_first:
         list(results)
@@ -53,11 +54,17 @@ def _generate(config: GenerateConfig, ranks: Ranks) -> None:
             hypotheses.append(result.hypothesis)
             references.append(result.reference)
             num_tokens += result.num_tokens
+            num_repeated += result.is_repeated
             if not config.is_quiet:
                 output.write(result.lines)
         number, seconds = len(split.examples), time.perf_counter() - started
         console.notice(f"translated {number} sentences ({num_tokens} tokens) in {seconds:.1f} s "
                        f"({number / seconds:.2f} sentences/s, {num_tokens / seconds:.2f} tokens/s)")
+        more = {}
+        if cascade is not None:
+            more = {"repeated": num_repeated}
+            console.notice(f"the cascade kept {number - num_repeated} translations of few layers, and translated "
+                           f"{num_repeated} sentences again with all")
         if not config.score_reference:
             scores = _scores(config, hypotheses, references)
             for score in scores.values():
@@ -65,7 +72,7 @@ def _generate(config: GenerateConfig, ranks: Ranks) -> None:
                 output.write(f"Generate {config.data.subset} with beam={config.search.beam}: {score.text}\n")
                 output.write(f"| {score.signature}\n")
             if config.json is not None:
-                write_scores(config.json, scores, sentences=number, tokens=num_tokens, seconds=seconds)
+                write_scores(config.json, scores, sentences=number, tokens=num_tokens, seconds=seconds, **more)
 
 
 @contextmanager

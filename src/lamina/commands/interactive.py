@@ -11,7 +11,8 @@ from typing import BinaryIO
 
 from lamina import console
 from lamina.api import LanguageModel, Translation, Translator
-from lamina.api.from_flags import load_model
+from lamina.api.from_flags import load_cascade, load_model
+from lamina.config.chosen_depth import AUTO
 from lamina.config.generate_options import InteractiveConfig
 from lamina.decode.output_lines import Describer
 from lamina.errors import ConfigError, DataError
@@ -42,6 +43,8 @@ def _continue_prompts(config: InteractiveConfig, model: LanguageModel, buffer_si
     if config.output.has_alignment or config.output.replace_unk is not None:
         raise ConfigError("--print-alignment and --replace-unk need a source to look at, and a language model has none. Leave "
                           "them out.")
+    if config.cascade is not None:
+        raise ConfigError("--cascade is for translation, and this is a language model. Leave it out.")
     describer = Describer((model.vocabulary, model.vocabulary), (model.subword, model.subword), config.output)
     waiting: deque[str] = deque()
 
@@ -66,6 +69,7 @@ def _continue_prompts(config: InteractiveConfig, model: LanguageModel, buffer_si
 
 def _translate_lines(config: InteractiveConfig, translator: Translator, buffer_size: int, is_typed: bool) -> None:
     describer = Describer(translator.vocabularies, translator.subwords, config.output)
+    cascade = load_cascade(config.cascade, config.files, translator, config.search)
     has_constraints = config.search.constraint_order is not None
     waiting: deque[tuple[str, list[str]]] = deque()
     phrases: deque[list[str]] = deque()
@@ -91,7 +95,8 @@ def _translate_lines(config: InteractiveConfig, translator: Translator, buffer_s
             constraints=iter(phrases.popleft, None) if has_constraints else None, max_tokens=config.max_tokens,
             batch_size=config.max_sentences, seed=config.files.seed, remove_bpe=config.output.remove_bpe,
             too_long=config.too_long, warn=console.warn,  # type: ignore[arg-type]
-            with_alignment=describer.needs_attention, search=config.search)
+            with_alignment=describer.needs_attention, search=config.search, depth=None if cascade is None else AUTO,
+            cascade=cascade)
         started, num_tokens, number = time.perf_counter(), 0, -1
         for number, translation in enumerate(translations):
             num_tokens += len(translation.token_scores)  # </s> counts, as in `lamina generate` and fairseq

@@ -70,7 +70,7 @@ def _print_by_sentence(metrics: Sequence[Metric], hypotheses: list[str], referen
     signatures: list[str] = []
     found = [metric.sentences(hypotheses, references, inputs) for metric in metrics]
     for number, scores in enumerate(zip(*found, strict=True)):
-        # Counted from 0, as the references do and as their H-0 lines are.
+        # Counted from 0, as fairseq does and as their H-0 lines are.
         print(number, "\t".join(score.text for score in scores))
         signatures = [score.signature for score in scores]
     for signature in signatures:

@@ -13,7 +13,13 @@ def run(config: TrainConfig) -> None:
     if config.print_config:
         import yaml
 
-        values = {name: value for name, value in flatten(config).items() if name not in ("print-config", "config", "user-dir")}
+        left_out = ("print-config", "plan", "config", "user-dir")
+        values = {name: value for name, value in flatten(config).items() if name not in left_out}
         yaml.safe_dump(values, sys.stdout, sort_keys=False, allow_unicode=True)
+        return
+    if config.plan:
+        from lamina.training.run_plan import show_plan
+
+        show_plan(config)
         return
     start_training(config)

@@ -44,7 +44,7 @@ class AnalyzeFusionConfig:
                                       "preprocessed; one of the pairs, of middling length, if left out", metavar="TEXT")
     target: str | None = flag(None, "its translation, likewise; the model's own if left out", metavar="TEXT", needs="sentence")
     seed: int = flag(1, "fixes which pairs of sentences and of embeddings are drawn")
-    cpu: bool = flag(False, "stay on the processor even where there is a GPU")
+    cpu: bool = flag(False, "stay on the CPU even where there is a GPU")
     json: str | None = flag(None, "write the page's numbers to this file too, unrounded, as one JSON object", metavar="FILE")
     plug_ins: PlugInConfig = part(PlugInConfig)
 
@@ -89,7 +89,7 @@ class AnalyzeDepthConfig:
     step: float = flag(1e-4, "how far each weight moves for it")
     repeats: int = flag(4, "fresh models to average at each depth")
     seed: int = flag(1, "fixes weights, made-up tokens and moves")
-    cpu: bool = flag(False, "stay on the processor even where there is a GPU")
+    cpu: bool = flag(False, "stay on the CPU even where there is a GPU")
     sample: SampleConfig = part(SampleConfig)
     kind: TaskKind = variant("task", "what a fresh model is for", register.task, default="", needs=("!checkpoint",))
     arch: str = flag("transformer", "preset that gives a fresh model's defaults", aliases=("-a",), choices=register.arch,

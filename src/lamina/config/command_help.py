@@ -19,14 +19,14 @@ EVERYDAY = {
         encoder-layers-to-keep decoder-layers-to-keep max-tokens update-freq criterion label-smoothing optimizer adam-betas
         clip-norm lr lr-scheduler warmup-updates max-epoch max-update patience fp16 cpu eval-bleu best-checkpoint-metric
         save-dir restore-file finetune-from-model save-interval-updates keep-last-epochs epoch-checkpoints log-format
-        log-interval tracker tensorboard-logdir wandb-project print-config""",
+        log-interval tracker tensorboard-logdir wandb-project print-config plan""",
     "generate": """
         data source-lang target-lang gen-subset max-tokens batch-size path model-overrides encoder-layers-to-keep
-        decoder-layers-to-keep cpu quantize beam nbest lenpen max-len-a max-len-b sampling sampling-topp no-repeat-ngram-size
-        constraints remove-bpe print-alignment quiet sacrebleu metric results-path json user-dir""",
+        decoder-layers-to-keep cascade cpu quantize beam nbest lenpen max-len-a max-len-b sampling sampling-topp
+        no-repeat-ngram-size constraints remove-bpe print-alignment quiet sacrebleu metric results-path json user-dir""",
     "interactive": """
-        path source-lang target-lang input buffer-size encoder-layers-to-keep decoder-layers-to-keep cpu quantize beam nbest
-        lenpen max-len-a max-len-b sampling sampling-topk sampling-topp temperature seed constraints remove-bpe plain
+        path source-lang target-lang input buffer-size encoder-layers-to-keep decoder-layers-to-keep cascade cpu quantize beam
+        nbest lenpen max-len-a max-len-b sampling sampling-topk sampling-topp temperature seed constraints remove-bpe plain
         print-alignment user-dir""",
     "analyze depth": """
         checkpoint out step seed cpu data task arch encoder-layers decoder-layers init-type deepnet-layers user-dir""",

@@ -8,7 +8,7 @@ from lamina.config.model import ModelConfig
 from lamina.config.parser import as_flag
 from lamina.fields import flatten, unique_leaves
 
-# What a run may choose anew for weights that were trained otherwise: the model computes with them what it did.
+# What a run may choose for weights that were trained otherwise: the model computes with them what it did.
 _FREE = re.compile(r".*dropout|.*layerdrop.*|ta-dropconnect|max-.*positions|.*-embed-path|admin-profile.*|num-classes|"
                    r"classification-head-name|share-.*|"
                    r"lora-train-also")

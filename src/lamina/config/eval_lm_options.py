@@ -18,9 +18,9 @@ class EvalData:
     """Data."""
 
     data: str = flag(REQUIRED, "data folder, made with `lamina preprocess --only-source`", positional=True)
-    source_lang: str | None = flag(None, "accepted as in the references; a text has one side, whose language the folder knows",
+    source_lang: str | None = flag(None, "accepted as in fairseq; a text has one side, whose language the folder knows",
                                    aliases=("-s",), metavar="LANG")
-    target_lang: str | None = flag(None, "accepted as in the references, likewise", aliases=("-t",), metavar="LANG")
+    target_lang: str | None = flag(None, "accepted as in fairseq, likewise", aliases=("-t",), metavar="LANG")
     subset: str = flag("test", "split to evaluate", name="gen-subset")
     block_size: int | None = flag(None, "most tokens that are read at a time, the context included; as many as the model takes "
                                         "if left out", name="tokens-per-sample")

@@ -138,6 +138,9 @@ class GenerateConfig:
     task: str | None = flag(None, "what the model does; the checkpoint knows", choices=TasksWith(PAIRS))
     search: SearchConfig = part(SearchConfig)
     output: OutputConfig = part(OutputConfig)
+    cascade: str | None = flag(None, "translate with some layers first, and again with all of them where that was not sure, by "
+                                     "the threshold that `lamina calibrate` wrote; beside the checkpoint, if given bare",
+                               metavar="[FILE]", bare_value="", needs="!score-reference")
     prefix_size: int = flag(0, "force the first N tokens of the reference", needs="!score-reference")
     source_text: str | None = flag(None, "source lines of the split as they were before `lamina preprocess`, from which "
                                    "--replace-unk copies words that the dictionary lacks", metavar="FILE")
@@ -194,6 +197,9 @@ class InteractiveConfig:
                                   "object", metavar="FILE")
     is_plain: bool = flag(False, "print the results alone, one a line, without S- H- D- P- lines", name="plain")
     search: SearchConfig = part(SearchConfig)
+    cascade: str | None = flag(None, "translate with some layers first, and again with all of them where that was not sure, by "
+                                     "the threshold that `lamina calibrate` wrote; beside the checkpoint, if given bare",
+                               metavar="[FILE]", bare_value="")
     output: OutputConfig = part(OutputConfig)
     plug_ins: PlugInConfig = part(PlugInConfig)
 

@@ -102,7 +102,7 @@ def _add_leaf(group: Any, leaf: Leaf, text: str) -> None:
     if info.positional:
         group.add_argument(leaf.name, nargs="*" if info.is_list else "?", metavar=leaf.name.upper(), help=text)
         return
-    # Written both ways, as the references' users do: --encoder-layers and --encoder_layers.
+    # Written both ways, as fairseq's users do: --encoder-layers and --encoder_layers.
     names = [f"--{leaf.name}", *(name if name.startswith("-") else f"--{name}" for name in info.aliases)]
     if leaf.is_bool:
         group.add_argument(*names, dest=leaf.name, help=text, action=argparse.BooleanOptionalAction)

@@ -82,7 +82,7 @@ def marian() -> ModelConfig:
 
 @register.arch("tiny", follows_encoder=True)
 def tiny() -> ModelConfig:
-    """Small enough to train on a laptop's processor while one waits."""
+    """Small enough to train on a laptop's CPU while one waits."""
     return _with_stacks(transformer(), num_layers=2, model_dim=128, ffn_dim=256, num_heads=4)
 
 
@@ -106,7 +106,7 @@ def roberta() -> ModelConfig:
 
 @register.arch("xlm", wants=(ENCODER_ONLY,))
 def xlm() -> ModelConfig:
-    """As the references size it for masked language models."""
+    """As fairseq sizes it for masked language models."""
     return _with_encoder(roberta(), num_layers=16, model_dim=1280, ffn_dim=5120, num_heads=16)
 
 
@@ -116,13 +116,13 @@ def _with_encoder(config: ModelConfig, **changes: Any) -> ModelConfig:
 
 @register.arch("tiny_masked", wants=(ENCODER_ONLY,))
 def tiny_masked() -> ModelConfig:
-    """Small enough to train on a laptop's processor while one waits."""
+    """Small enough to train on a laptop's CPU while one waits."""
     return _with_encoder(roberta(), num_layers=2, model_dim=128, ffn_dim=256, num_heads=4)
 
 
 @register.arch("transformer_lm", wants=(DECODER_ONLY,))
 def transformer_lm() -> ModelConfig:
-    """A decoder alone, Pre-LN, as the references build it."""
+    """A decoder alone, Pre-LN, as fairseq builds it."""
     return replace(transformer(), decoder=StackConfig(is_pre_norm=True))
 
 
@@ -164,7 +164,7 @@ def transformer_lm_gpt() -> ModelConfig:
 
 @register.arch("tiny_lm", wants=(DECODER_ONLY,))
 def tiny_lm() -> ModelConfig:
-    """Small enough to train on a laptop's processor while one waits."""
+    """Small enough to train on a laptop's CPU while one waits."""
     stack = StackConfig(num_layers=2, model_dim=128, ffn_dim=256, num_heads=4, is_pre_norm=True)
     return replace(transformer_lm(), decoder=stack)
 

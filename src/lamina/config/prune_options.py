@@ -25,7 +25,7 @@ class LayerSearchConfig:
               "(influence), the block of layers whose ends are most alike (angular), or the layers without which the loss "
               "rises least (loss)", choices=("influence", "angular", "loss"), needs="search",
         paper="Men et al. 2024; Gromov et al. 2024")
-    beam_width: int = flag(1, "choices of layers to go on from at each depth; 1 is greedy, more is slower and finds more")
+    beam_width: int = flag(1, "choices of layers to continue from at each depth; 1 is greedy, more is slower and finds more")
     curve: str | None = flag(None, "measure quality and decoding speed at every depth of these stacks (both, if given bare), "
                                    "for evenly spaced, first, last and searched layers, and draw them beside --output",
                              choices=("both", "encoder", "decoder"), bare_value="both", metavar="[STACK]")
@@ -55,9 +55,9 @@ class LayerMetricConfig:
     skip_invalid: bool = flag(False, "leave out what is too long, and say how much, instead of stopping",
                               name="skip-invalid-size-inputs-valid-test")
     memory: str | None = flag(None, "file that remembers what was measured, so that a search that was stopped, or is for "
-                                    "another depth, goes on from there; beside --output if left out", name="measurements",
+                                    "another depth, continues from there; beside --output if left out", name="measurements",
                               metavar="FILE")
-    cpu: bool = flag(False, "stay on the processor even where there is a GPU")
+    cpu: bool = flag(False, "stay on the CPU even where there is a GPU")
 
     def __post_init__(self) -> None:
         check(self.beam >= 1, f"--beam is {self.beam}; it must be at least 1, where 1 is greedy search.")

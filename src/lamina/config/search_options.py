@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import MISSING, dataclass, fields, replace
 
-from lamina.fields import check, every, flag
+from lamina.fields import check, every, flag, flatten, unique_leaves
 from lamina.parts.contracts import StepRule
 from lamina.registry import register
 
@@ -116,3 +116,11 @@ class SearchConfig:
     @property
     def num_groups(self) -> int:
         return max(1, self.diverse_beam_groups)
+
+
+def given_options(search: SearchConfig) -> dict[str, object]:
+    """What is not at its default, by flag with underscores."""
+    values = flatten(search)
+    given = {leaf.name: values[leaf.name] for leaf in unique_leaves(SearchConfig)
+             if values[leaf.name] != (list(leaf.default) if isinstance(leaf.default, tuple) else leaf.default)}
+    return {name.replace("-", "_"): value for name, value in given.items()}

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+from lamina.config import joining
+from lamina.config.chosen_depth import parse_depth
 from lamina.config.generate_options import ModelFiles
 from lamina.config.plug_in_options import PlugInConfig
 from lamina.config.search_options import SearchConfig
@@ -81,6 +83,13 @@ class ServeConfig:
     files: ServedFiles = part(ServedFiles)
     host: str = flag("127.0.0.1", "address to listen on; 0.0.0.0 is every network that this machine is in")
     port: int = flag(5000, "port to listen on; 0: any free one")
+    cascades: tuple[str, ...] = flag((), "files that `lamina calibrate` wrote, for requests of depth auto; each knows its "
+                                         "model. One beside a checkpoint is found without this", name="cascade", is_list=True,
+                                     metavar="FILE")
+    depth: str = flag("full", "depth of requests that name none: full, half, auto, or so many layers of encoder and decoder as "
+                              "in 6-3", metavar="DEPTH")
+    remove_bpe: str | None = flag(None, f"join subwords at this mark: {joining.HELP}", metavar="[MARK]",
+                                  bare_value=joining.BPE_MARK, aliases=("post-process",))
     slots: int = flag(64, "sentences that a model works on at once")
     api_keys: str | None = flag(None, "file of keys, one a line, of which a request must carry one; LAMINA_API_KEYS in the "
                                       "environment holds them too, separated by commas", metavar="FILE")
@@ -104,6 +113,8 @@ class ServeConfig:
               f"--beam is {self.search.beam}, above --max-beam {self.limits.max_beam}. Raise that, or choose a smaller beam.")
         check(self.search.constraint_order is None,
               "--constraints belongs to requests: they carry their phrases in the field `constraints`. Leave it out.")
+        parse_depth(self.depth)
+        joining.check_joiner(self.remove_bpe)
         for origin in self.cors_origins:
             check(bool(_ORIGIN.fullmatch(origin)),
                   f"--cors-origin is {origin!r}; it must be a scheme and a host, such as https://example.org, without a path.")

@@ -268,6 +268,8 @@ class TrainConfig:
                                     "one that comes with Lamina (`lamina recipe list`); flags given here win over it",
                               metavar="FILE")
     print_config: bool = flag(False, "print the resolved configuration, in the form of a recipe, and stop")
+    plan: bool = flag(False, "print what the run would take and cost, and the first reason why it would not start, and stop: "
+                             "parameters, effective batch, memory per rank, bytes sent per update, padding")
     seed: int = flag(1, "fixes the initial weights, the order of the data and dropout")
     data: DataConfig = part(DataConfig)
     model: ModelConfig = part(ModelConfig)

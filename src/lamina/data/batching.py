@@ -128,7 +128,7 @@ def cut_draw(whole: Any, rows: slice, part: B) -> B:
 
 
 def moved(batch: B, device: torch.device) -> B:
-    """The same batch with its tensors on the device, copied while the host goes on."""
+    """The same batch with its tensors on the device, copied while the host continues."""
     if device.type == "cpu":
         return batch
     values = {item.name: getattr(batch, item.name) for item in fields(batch)}  # type: ignore[arg-type]

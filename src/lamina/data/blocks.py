@@ -11,6 +11,7 @@ import torch
 from lamina.data.batching import TokenBatch, pad_rows
 from lamina.data.binary import BinaryReader
 from lamina.data.data_folder import check_finished
+from lamina.data.flat_texts import FlatTokens, end_to_end, flat_row
 from lamina.errors import DataError
 from lamina.text.vocabulary import EOS, PAD
 
@@ -58,13 +59,7 @@ class TokenBlocks:
 
         A block's first token is predicted from the one before it, whichever block that is in; a text's first, from </s>.
         """
-        inputs, targets = [], []
-        for index, context in zip(indices, context_sizes, strict=True):
-            start, size = int(self._starts[index]), int(self._sizes[index])
-            first = max(start - context, 0)
-            tokens = self._tokens(index, max(first - 1, 0), start + size)
-            inputs.append(tokens[:-1] if first > 0 else np.concatenate([[EOS], tokens[:-1]]))
-            targets.append(np.concatenate([np.full(start - first, PAD), tokens[len(tokens) - size:]]))
+        inputs, targets = self._inputs_and_targets(indices, context_sizes)
         target = pad_rows(targets)
         return TokenBatch(
             tokens=torch.from_numpy(pad_rows(inputs)),
@@ -73,6 +68,23 @@ class TokenBlocks:
             indices=tuple(indices),
             target_on_host=target,
         )
+
+    def flat_batch(self, indices: Sequence[int], draw: tuple[int, int] = (0, 0)) -> FlatTokens:
+        inputs, targets = self._inputs_and_targets(indices, [0] * len(indices))
+        target = np.concatenate(targets)[None].astype(np.int64)
+        return FlatTokens(**flat_row(end_to_end(inputs)), indices=tuple(indices), target=torch.from_numpy(target),
+                          num_target_tokens=target.size, target_on_host=target)
+
+    def _inputs_and_targets(self, indices: Sequence[int],
+                            context_sizes: Sequence[int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        inputs, targets = [], []
+        for index, context in zip(indices, context_sizes, strict=True):
+            start, size = int(self._starts[index]), int(self._sizes[index])
+            first = max(start - context, 0)
+            tokens = self._tokens(index, max(first - 1, 0), start + size)
+            inputs.append(tokens[:-1] if first > 0 else np.concatenate([[EOS], tokens[:-1]]))
+            targets.append(np.concatenate([np.full(start - first, PAD), tokens[len(tokens) - size:]]))
+        return inputs, targets
 
     def _tokens(self, index: int, start: int, end: int) -> np.ndarray:
         ids = self._texts[self._text_of[index]].tokens[start:end]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -43,6 +43,14 @@ class Corpus(Protocol):
         """`draw` is the run's seed and the epoch: who draws at random draws from these and from the indices alone."""
 
 
+@runtime_checkable
+class FlatCorpus(Protocol):
+    """A corpus whose examples also come one behind the other, without a pad."""
+
+    def flat_batch(self, indices: Sequence[int], draw: tuple[int, int]) -> AnyBatch:
+        """As `batch`; a model takes both."""
+
+
 class Languages(NamedTuple):
     source: str
     target: str
@@ -69,7 +77,7 @@ def find_languages(folder: Path, split: str, source: str | None, target: str | N
         raise DataError(f"the languages of {folder} cannot be told: of the files {split}.SRC-TGT.SRC.idx there are {found}. "
                         f"{advice}")
     found_source, found_target = pairs.pop()
-    # A folder made for one direction serves the other too, as in the references.
+    # A folder made for one direction serves the other too, as in fairseq.
     if source == found_target or target == found_source:
         return Languages(found_target, found_source)
     return Languages(found_source, found_target)
@@ -120,7 +128,7 @@ class ParallelCorpus:
         source, target = (self._side(number, np.asarray(indices)) for number in range(2))
         return packed(source, target, shape, indices)
 
-    def flat_batch(self, indices: Sequence[int]) -> PackedBatch:
+    def flat_batch(self, indices: Sequence[int], draw: tuple[int, int]) -> PackedBatch:
         source, target = (self._side(number, np.asarray(indices)) for number in range(2))
         return flat(source, target, indices)
 
@@ -156,7 +164,7 @@ class ParallelCorpus:
 def open_corpus(folder: Path, split: str, languages: Languages, vocabulary_sizes: tuple[int, int], *,
                 adds_numbered: bool = False, upsample_primary: int = 1,
                 max_source_length: int | None = None) -> ParallelCorpus:
-    """A split; with `adds_numbered`, SPLIT1, SPLIT2, ... beside it are appended, as the references do for training."""
+    """A split; with `adds_numbered`, SPLIT1, SPLIT2, ... beside it are appended, as fairseq does for training."""
     check_finished(folder)
     parts = [_open_pair(folder, split, languages)] * upsample_primary
     number = 1

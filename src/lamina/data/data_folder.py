@@ -39,7 +39,7 @@ def split_name(split: str, source: str | None, target: str | None, language: str
 
 def check_finished(folder: Path) -> None:
     if (folder / UNFINISHED_NAME).exists():
-        raise DataError(f"{folder} was being made anew when `lamina preprocess` was stopped, and mixes old and new "
+        raise DataError(f"{folder} was being made again when `lamina preprocess` was stopped, and mixes old and new "
                         "files. Run `lamina preprocess` again.")
 
 

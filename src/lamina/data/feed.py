@@ -1,8 +1,8 @@
 """The stream of batches of a run: planned by seed and epoch, prepared ahead of the step that needs them.
 
-A batch of the plan is one list of sentences. With --batch-order mixed these are of any length: pairs come as rows without pads,
-of one shape where a GPU replays captured updates (packed) and as long as they need to be elsewhere (flat). With --batch-order
-length they are about as long as each other, and padded, as in fairseq.
+A batch of the plan is one list of sentences. With --batch-order mixed these are of any length, in rows without pads: of one
+shape where a GPU replays captured updates of pairs (packed), and as long as they need to be elsewhere (flat). With
+--batch-order length they are about as long as each other, and padded, as in fairseq.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ import torch
 
 from lamina.config.batches import BY_LENGTH, MIXED, BatchConfig
 from lamina.data.batching import AnyBatch, batch_by_size, length_order
-from lamina.data.corpus import Corpus, ParallelCorpus
+from lamina.data.corpus import Corpus, FlatCorpus, ParallelCorpus
 from lamina.data.layer_subsets import LayerSubsets
 from lamina.data.packing import PackedShape, plan_packed
 from lamina.errors import DataError
 
 # Batches ready per preparing thread: enough to ride out a slow one, few enough to cost no memory.
 AHEAD = 4
+# Blocks of text that all have one length, but for a shorter one at the end, need no flat rows: theirs have no pads.
+FEW_LENGTHS = 2
 
 
 class TooLong(NamedTuple):
@@ -84,7 +86,8 @@ class Feed:
         self._digested: tuple[int, str] | None = None  # the plan's digest, by epoch
         self._max_positions = max_positions
         self.packed_shape: PackedShape | None = None
-        self.is_flat = is_shuffled and not is_packed and limits.order == MIXED and isinstance(corpus, ParallelCorpus)
+        self.is_flat = is_shuffled and not is_packed and limits.order == MIXED and isinstance(corpus, FlatCorpus) and (
+            isinstance(corpus, ParallelCorpus) or len(np.unique(corpus.lengths[self._fitting])) > FEW_LENGTHS)
         if is_packed:
             assert limits.max_tokens is not None, "a packed row is --max-tokens long"
             self.packed_shape = self._shape(limits.max_tokens)
@@ -214,7 +217,7 @@ class Feed:
                 while pending:
                     yield pending.popleft().result()
             finally:
-                # Whoever stops reading half-way should not wait for batches that nobody will see.
+                # A caller that stops reading half-way should not wait for batches it will not see.
                 threads.shutdown(wait=False, cancel_futures=True)
 
     def _load(self, indices: list[int], epoch: int, number: int) -> AnyBatch:
@@ -230,8 +233,8 @@ class Feed:
             assert isinstance(self.corpus, ParallelCorpus), "pairs of sentences are packed"
             return self.corpus.packed_batch(indices, self.packed_shape)
         if self.is_flat:
-            assert isinstance(self.corpus, ParallelCorpus), "pairs of sentences are laid end to end"
-            return self.corpus.flat_batch(indices)
+            assert isinstance(self.corpus, FlatCorpus), "it has been asked"
+            return self.corpus.flat_batch(indices, (self.seed, epoch))
         return self.corpus.batch(indices, (self.seed, epoch))
 
 

@@ -17,7 +17,7 @@ class FileGuard:
     """The files of some splits, as they were when the run began.
 
     One that was written to is an error at once: what is read from it from now on is something else. One that was removed or
-    replaced still has its old content for us, so the epoch goes on and its checkpoint is saved; the next epoch would differ.
+    replaced still has its old content for us, so the epoch continues and its checkpoint is saved; the next epoch would differ.
     """
 
     def __init__(self, folders: Iterable[Path], splits: Iterable[str]) -> None:
@@ -44,7 +44,7 @@ class FileGuard:
             state = _state(path)
             if state is None:
                 raise DataError(f"{path} has disappeared. Checkpoints so far are whole: with the file back, the same command "
-                                "goes on from them.")
+                                "resumes from them.")
             if state != before:
                 raise DataError(f"{path} has changed since this run began. Checkpoints so far are whole: put the file back, or "
                                 "train on the new data in another --save-dir.")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lamina.data.batching import cut_draw, moved, pad_rows
 from lamina.data.binary import BinaryReader
+from lamina.data.flat_texts import FlatSentences, end_to_end, flat_row
 from lamina.errors import DataError
 from lamina.text.vocabulary import EOS, FIRST_WORD_ID, Vocabulary
 
@@ -122,6 +123,10 @@ class SentenceCorpus:
     def batch(self, indices: Sequence[int], draw: tuple[int, int]) -> SentenceBatch:
         tokens = pad_rows([self[index] for index in indices])
         return SentenceBatch(torch.from_numpy(tokens), torch.from_numpy(self._targets[list(indices)]), tuple(indices))
+
+    def flat_batch(self, indices: Sequence[int], draw: tuple[int, int]) -> FlatSentences:
+        return FlatSentences(**flat_row(end_to_end([self[index] for index in indices])), indices=tuple(indices),
+                             target=torch.from_numpy(self._targets[list(indices)]))
 
 
 def read_classes(folder: Path, split: str, labels: Vocabulary, num_classes: int) -> np.ndarray:

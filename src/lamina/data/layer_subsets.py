@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lamina.data.flat_texts import FlatTexts
 from lamina.data.packing import PLACES_MULTIPLE, PackedBatch, PackedShape, Sides, fill_bounds_
 from lamina.errors import ConfigError
 from lamina.packed import Places, Subset
@@ -188,6 +189,8 @@ class _Side(NamedTuple):
 
 
 def _sides_of(batch: Any) -> tuple[_Side, ...]:
+    if isinstance(batch, FlatTexts):
+        return (_Side(batch.shape.places, np.diff(batch.bounds), batch.shape.longest, batch.num_sentences),)
     if not isinstance(batch, PackedBatch):
         return (_Side(batch.num_sentences, None),)
     whole, number = Sides.of(torch.from_numpy(batch.on_host), batch.shape), batch.num_sentences

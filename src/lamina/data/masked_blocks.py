@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lamina.data.batching import cut_draw, moved, pad_rows
 from lamina.data.blocks import TokenBlocks
+from lamina.data.flat_texts import FlatMasked, end_to_end, flat_row
 from lamina.data.masking import Masker
 from lamina.errors import DataError
 from lamina.text.vocabulary import BOS, MASK_SYMBOL
@@ -59,8 +60,16 @@ class MaskedBatch:
                                                 self.target[is_inside], self.indices[rows]))
 
 
+class _MaskedRow(NamedTuple):
+    """A block, as the model sees it, and what it has to guess."""
+
+    ids: np.ndarray
+    seen: np.ndarray
+    places: np.ndarray
+
+
 class MaskedBlocks:
-    """Blocks with <s> in front, masked anew each epoch. A mask depends on the seed, the epoch and the block alone."""
+    """Blocks with <s> in front, masked again each epoch. A mask depends on the seed, the epoch and the block alone."""
 
     unit = "blocks"
 
@@ -78,16 +87,23 @@ class MaskedBlocks:
         return {"input": self.lengths}
 
     def batch(self, indices: Sequence[int], draw: tuple[int, int]) -> MaskedBatch:
-        originals = pad_rows([np.append(BOS, self._blocks[index]) for index in indices])
-        seen = originals.copy()
-        places = []
-        for number, index in enumerate(indices):
-            ids = originals[number, : self.lengths[index]]
+        rows = list(self._masked(indices, draw))
+        originals, seen = (pad_rows([row[side] for row in rows]) for side in range(2))
+        flat = torch.from_numpy(np.concatenate([number * seen.shape[1] + row.places for number, row in enumerate(rows)]))
+        return MaskedBatch(torch.from_numpy(seen), flat, torch.from_numpy(originals).flatten()[flat], tuple(indices))
+
+    def flat_batch(self, indices: Sequence[int], draw: tuple[int, int]) -> FlatMasked:
+        rows = list(self._masked(indices, draw))
+        starts = np.cumsum([0, *(len(row.ids) for row in rows)])
+        places = np.concatenate([start + row.places for start, row in zip(starts, rows, strict=False)])
+        originals = np.concatenate([row.ids for row in rows])
+        return FlatMasked(**flat_row(end_to_end([row.seen for row in rows])), indices=tuple(indices),
+                          places=torch.from_numpy(places), target=torch.from_numpy(originals[places]))
+
+    def _masked(self, indices: Sequence[int], draw: tuple[int, int]) -> Iterator[_MaskedRow]:
+        for index in indices:
+            ids = np.append(BOS, self._blocks[index]).astype(np.int64)
             if (ids == self._masker.mask_id).any():
                 raise DataError(f"block {index} of {self.name} holds {MASK_SYMBOL} already. Take it out of the text, and run "
                                 "`lamina preprocess` again.")
-            row, own = self._masker(ids, np.random.default_rng([*draw, index, STREAM]))
-            seen[number, : len(row)] = row
-            places.append(number * seen.shape[1] + own)
-        flat = torch.from_numpy(np.concatenate(places))
-        return MaskedBatch(torch.from_numpy(seen), flat, torch.from_numpy(originals).flatten()[flat], tuple(indices))
+            yield _MaskedRow(ids, *self._masker(ids, np.random.default_rng([*draw, index, STREAM])))

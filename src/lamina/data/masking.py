@@ -44,7 +44,7 @@ class WordMarks:
 class Masker:
     """Draws masks: `mask_p` of the words, of which some become <mask>, some a random word, and some stay as they are.
 
-    Special symbols are never masked. Deviates from the references, which mask <s> and </s> like any word and may put
+    Special symbols are never masked. Deviates from fairseq, which masks <s> and </s> like any word and may put
     <mask> itself in a random word's place.
     """
 

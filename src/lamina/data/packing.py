@@ -149,8 +149,8 @@ def packed(source: Sentences, target: Sentences, shape: PackedShape, indices: Se
     """One batch; its plan has made sure that it fits."""
     buffer = np.full(sum(shape.part_sizes.values()), PAD, dtype=np.int32)
     sides = Sides.of(torch.from_numpy(buffer), shape)
-    _fill_(sides.source, source)
-    _fill_(sides.target, target)
+    fill_side_(sides.source, source)
+    fill_side_(sides.target, target)
     number, target_in = len(target.ids), sides.target_in.ids[0].numpy()
     target_in[1:number] = target.ids[:-1]
     target_in[np.cumsum(target.sizes) - target.sizes] = EOS
@@ -163,8 +163,8 @@ def flat(source: Sentences, target: Sentences, indices: Sequence[int]) -> Packed
     return replace(packed(source, target, PackedShape.flat(source, target), indices), recurs=False)
 
 
-def _fill_(side: Packed, given: Sentences) -> None:
-    """The side lies on the host, and holds nothing but pads."""
+def fill_side_(side: Packed, given: Sentences) -> None:
+    """The side lies on the host, and its ids are nothing but pads where no sentence comes."""
     number = len(given.ids)
     ids, positions = (part.numpy() for part in (side.ids[0], side.positions[0]))
     ids[:number] = given.ids

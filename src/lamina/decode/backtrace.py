@@ -106,7 +106,7 @@ def _read_back(notes: np.ndarray, sentences: np.ndarray, steps: np.ndarray, rank
     results: list[list[Hypothesis]] = [[] for _ in range(batch)]
     for index, (sentence, step, score) in enumerate(zip(sentences.tolist(), steps.tolist(), scores.tolist(), strict=True)):
         results[sentence].append(Hypothesis(ids[index, : step + 1].tolist(), score, token_scores[index, : step + 1].tolist()))
-    # Only a model that computes NaN ends no hypothesis at all; whoever reads the results still finds one.
+    # Only a model that computes NaN ends no hypothesis at all; the reader of the results still finds one.
     return [result or [Hypothesis([EOS], -np.inf, [-np.inf])] for result in results]
 
 

@@ -2,7 +2,7 @@
 
 `step_` is the search: all slots one token further, without a question to the device, in tensors that keep their place and
 shape. So the device can be handed the same step again and again, and a sentence that is finished can make room for the next
-one (`fill_`) while its neighbours go on; they never see each other.
+one (`fill_`) while its neighbours continue; they never see each other.
 """
 
 # B slots, S source, K beams, M candidates, V vocabulary

@@ -1,7 +1,7 @@
 """One step of a search: which tokens might continue which beams.
 
 Every strategy takes log-probabilities and the beams' scores so far and returns `Candidates`, the most promising first.
-A beam that must not go on has score -inf, and so have its candidates.
+A beam that must not continue has score -inf, and so have its candidates.
 """
 
 # B sentences, K beams, M candidates, V vocabulary
@@ -18,7 +18,7 @@ from torch import Tensor
 from lamina.config.search_options import SearchConfig
 from lamina.decode.sampling import draw
 
-# More than the beam holds: each beam may end at this step, and as many must still go on.
+# More than the beam holds: each beam may end at this step, and as many must still continue.
 CANDIDATES_PER_BEAM = 2
 # Tokens of the vocabulary that are looked at together: about the root of its size.
 SPAN = 64

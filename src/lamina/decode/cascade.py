@@ -16,6 +16,7 @@ import numpy as np
 
 from lamina.config.chosen_depth import Depth, parse_depth
 from lamina.data.batching import ChooseBatches
+from lamina.decode.active_depth import active_layers
 from lamina.decode.backtrace import Hypothesis
 from lamina.decode.batched_search import Found, search_rows
 from lamina.decode.search import Search
@@ -23,7 +24,8 @@ from lamina.errors import ConfigError, LaminaError
 from lamina.files import read_json, write_json
 
 FORMAT = "lamina cascade 1"
-NEVER = 1.0  # a threshold that no confidence reaches
+# Options of a search that change nothing of its best translation.
+WITHOUT_EFFECT = {"nbest", "cuda_graphs"}
 
 
 def confidence(hypothesis: Hypothesis) -> float:
@@ -57,6 +59,11 @@ class Cascade:
                               "threshold says nothing here. Run `lamina calibrate` on this checkpoint, with the same "
                               "--quantize and --model-overrides.")
 
+    def differences(self, search: Mapping[str, Any]) -> list[str]:
+        """The options in which a search differs from the one that the threshold was chosen with, as flags."""
+        names = sorted({*self.search, *search} - WITHOUT_EFFECT)
+        return [f"--{name.replace('_', '-')}" for name in names if _plain(self.search.get(name)) != _plain(search.get(name))]
+
     def save(self, path: str | Path) -> Path:
         write_json(Path(path), {"format": FORMAT, **asdict(self)})
         return Path(path)
@@ -77,6 +84,33 @@ class Cascade:
                               "`lamina calibrate` again.")
         _ = made.chosen_depth
         return made
+
+
+def _plain(value: Any) -> Any:
+    """As JSON holds it."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def cascade_path(paths: Sequence[str | Path]) -> Path:
+    """Where `lamina calibrate` puts a model's cascade, and others look for it: beside the (first) checkpoint."""
+    path = Path(paths[0])
+    return (path if path.name else path.resolve()).with_suffix(".cascade.json")
+
+
+def searches_of(cascade: Cascade | None, search: Search) -> list[Search]:
+    """The search itself, or before it that of the cascade's first depth."""
+    if cascade is None:
+        return [search]
+    return [search.at(active_layers(cascade.chosen_depth, search.models)), search]
+
+
+def searched(cascade: Cascade | None, searches: Sequence[Search], rows: Sequence[np.ndarray], **how: Any) -> Iterator[Found]:
+    """`search_rows`, by the only one of `searches_of` or by the cascade of both."""
+    if cascade is None:
+        (search,) = searches
+        return search_rows(search, rows, **how)
+    shallow, whole = searches
+    return cascade_rows(cascade, shallow, whole, rows, **how)
 
 
 def cascade_rows(cascade: Cascade, shallow: Search, whole: Search, rows: Sequence[np.ndarray], *,

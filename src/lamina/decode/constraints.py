@@ -35,7 +35,7 @@ class Moves:
 
     num_met: int  # tokens
     is_complete: bool
-    followers: dict[int, Progress]  # of the tokens that go on with a phrase or begin one
+    followers: dict[int, Progress]  # of the tokens that continue a phrase or begin one
     otherwise: Progress  # of any other token
 
     def after(self, token: int) -> Progress:
@@ -120,7 +120,7 @@ class ConstrainedRow:
     """A sentence with phrases, while it is searched."""
 
     phrases: Phrases
-    beams: list[Progress | None]  # None: nothing goes on here
+    beams: list[Progress | None]  # None: nothing continues here
     limit: int  # of tokens, </s> not counted
     step: int = 0  # tokens that each beam has
     is_late: bool = False  # the model wanted to end while phrases were missing
@@ -158,7 +158,7 @@ class Constraints:
             self.rows[slot] = row
 
     def followers(self, log_probs: Tensor) -> Tensor:
-        """Places, in the flat log_probs (B, K, V), of the tokens that go on with phrases."""
+        """Places, in the flat log_probs (B, K, V), of the tokens that continue phrases."""
         return self._places(log_probs, [(place, beam, token) for place, row in self.rows.items()
                                         for beam, moves in row.moves() for token in moves.followers])
 
@@ -199,7 +199,7 @@ class Constraints:
         position = 0
         chosen: list[list[tuple[float, int, int]]] = []
         for index, row in enumerate(self.rows.values()):
-            # Besides the best of all: each beam's best, and whatever goes on with a phrase (Post and Vilar 2018, §3).
+            # Besides the best of all: each beam's best, and whatever continues a phrase (Post and Vilar 2018, §3).
             pool = dict(zip(zip(usual[2][index], usual[1][index], strict=True), usual[0][index], strict=True))
             pool |= {(beam, token): score for beam, (token, score) in
                      enumerate(zip(own_tokens[index], own_scores[index], strict=True))}
@@ -218,7 +218,7 @@ class Constraints:
 
         Deviates from Hu et al. 2019, where the bank that has met most comes first in each turn: if there are more banks than
         beams, that says all phrases at once, wherever they belong. Here the likelier candidate comes first, and the bank
-        that has met most only once the model has wanted to end; with phrases it would never say by itself, it else goes on
+        that has met most only once the model has wanted to end; with phrases it would never say by itself, it else continues
         to the longest length.
         """
         moves = dict(row.moves())

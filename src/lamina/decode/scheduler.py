@@ -32,7 +32,7 @@ LEAVING_SHARE = 1 / 8
 # the device works.
 RESULTS_SHARE = 1 / 12
 NOBODY = -1
-# On a GPU, lengths that a step is recorded for, and widths that an encoder pass is: powers of two from here on.
+# On a GPU, lengths that a step is captured for, and widths that an encoder pass is: powers of two from here on.
 SHORTEST_LENGTH = 32
 NARROWEST_WIDTH = 16
 
@@ -174,7 +174,7 @@ class Scheduler:
     def _leave(self, slots: BeamStep) -> None:
         """Fetch what is finished."""
         leaving = np.flatnonzero(self.is_finished & (self.who != None))  # noqa: E711
-        # Some together, since less often costs less; but whoever waits for an answer gets it at once.
+        # Some together, since less often costs less; but a client that waits for an answer gets it at once.
         if not len(leaving) or (len(leaving) < self._group and not self.is_open and not self.is_finished.all()):
             return
         steps = self.tick - self.filled_at[leaving] + self.num_before[leaving]
@@ -293,7 +293,7 @@ class Scheduler:
 
 
 def works_by_itself(device: torch.device) -> bool:
-    """Whether the host can hand it work and go on."""
+    """Whether the host can hand it work and continue."""
     return device.type == "cuda"
 
 

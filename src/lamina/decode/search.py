@@ -10,6 +10,7 @@ on. A sentence is finished when K hypotheses have ended, or at its longest lengt
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +46,12 @@ class Search:
         # A language model measures a prompt with the </s> before it as its source.
         self.max_source_positions: int = min(getattr(model, "max_source_positions", model.max_target_positions + 1)
                                              for model in self.models)
+
+    def at(self, active: ActiveLayers) -> Search:
+        """The same search, with these layers."""
+        other = copy(self)
+        other.active = active
+        return other
 
     def run(self, source: Tensor, prefix: Tensor | None = None, *, seeds: Sequence[Sequence[int]] | None = None,
             constraints: Sequence[Sequence[Sequence[int]]] | None = None,

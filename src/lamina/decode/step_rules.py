@@ -73,7 +73,7 @@ class Rules:
             rule.apply_(log_probs, step)
 
     def _forbid_(self, log_probs: Tensor, step: Step) -> None:
-        """What goes on with a constraint may be said in any case."""
+        """What continues a constraint may be said in any case."""
         if self.constraints is None:
             self._apply_(Stage.FORBID, log_probs, step)
             return

@@ -39,7 +39,7 @@ def stream_text(search: Search, source: np.ndarray, prefix: np.ndarray | None, s
                 turn: Callable[[], AbstractContextManager[None]], text_of: Callable[[list[int]], str]) -> Iterator[str]:
     """Pieces of text, of which only whole words are given away: the next token may still belong to the last one.
 
-    `turn` is entered for each step, so that whoever reads slowly keeps nobody else waiting.
+    `turn` is entered for each step, so that a slow reader keeps no other waiting.
     """
     ids = [] if prefix is None else prefix.tolist()
     told = ""

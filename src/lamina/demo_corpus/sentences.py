@@ -93,7 +93,7 @@ def as_sentence(text: str) -> str:
 
 
 def split_off(pairs: list[SentencePair], num_held_out: int) -> tuple[list[SentencePair], list[SentencePair]]:
-    """Move pairs from the end out of training, as long as training goes on using all of their words.
+    """Move pairs from the end out of training, as long as training still uses all of their words.
 
     A country that no training sentence names could not be translated and would only add noise to a score. A corpus
     too small to meet this takes the rest of its held-out pairs from the end as they come.

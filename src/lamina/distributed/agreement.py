@@ -17,7 +17,7 @@ from lamina.errors import ConfigError
 from lamina.fields import flatten
 
 # What may differ between machines and ranks: where things lie, who they are, what the first one shows. Folders of data are
-# compared by what is in them, and where runs go on from by how far that has come.
+# compared by what is in them, and where runs continue from by how far that has come.
 OWN = frozenset(("data", "save-dir", "config", "print-config", "device-id", "distributed-rank", "distributed-init-method",
                  "distributed-port", "distributed-spawn", "log-format", "log-interval", "progress-bar", "tracker",
                  "tensorboard-logdir", "wandb-project", "mlflow-experiment", "trackio-project", "num-workers"))

@@ -19,8 +19,8 @@ SECONDS_BETWEEN_LOOKS = 0.02
 def agree_on_attempt(store: Any, rank: int, size: int, patience: timedelta) -> str:
     """A name for this meeting. Each rank says a word of its own, and believes the answer that repeats it.
 
-    The first rank answers whoever speaks anew, until all have confirmed under the new name: then nobody is left who listened to
-    an old word.
+    The first rank answers a rank that speaks again, until all have confirmed under the new name: then none is left that
+    listened to an old word.
     """
     until = time.monotonic() + patience.total_seconds()
     word = secrets.token_hex(8)

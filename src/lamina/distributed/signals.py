@@ -28,7 +28,7 @@ LAUNCHED_MARK = "TORCHELASTIC_RUN_ID"
 class StopWish:
     """As a context manager it hears SIGTERM, SIGINT and SIGHUP and remembers the first; a later one ends the process at once.
 
-    SIGUSR1 is remembered as a wish to save and go on, until somebody takes it.
+    SIGUSR1 is remembered as a wish to save and continue, until somebody takes it.
     """
 
     def __init__(self, note: Callable[[str], None] = lambda _: None) -> None:
@@ -39,7 +39,7 @@ class StopWish:
         self._former: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopWish:
-        # Python lets only the main thread hear signals; elsewhere whoever started us decides about them.
+        # Python lets only the main thread hear signals; elsewhere the program that started us decides about them.
         if threading.current_thread() is threading.main_thread():
             for number in STOPS:
                 if not is_kept_ignored(number):

@@ -45,7 +45,7 @@ def profile_omegas_(model: nn.Module, forwards: Iterable[Callable[[], object]], 
     """Watch the model run once a batch, fill each omega with the spread accumulated before it, and say with what.
 
     Within a stack the ratio starts at 1; each sub-layer takes it as its omega, and hands on the square root of what the
-    variances of shortcut and branch sum up to (Admin §4.3). It takes effect as the batch goes on, so one pass is enough.
+    variances of shortcut and branch sum up to (Admin §4.3). It takes effect as the batch proceeds, so one pass is enough.
     Over several batches the squares are averaged: they are sums of variances, which ratios are not.
     """
     squares: dict[str, list[Tensor]] = {}
@@ -85,7 +85,7 @@ def _watching(model: nn.Module, *, counts_pads: bool) -> Iterator[dict[str, list
         ratios.append(following)
         following = ((add.omega * shortcut).var(correction=0) + branch.var(correction=0)).sqrt()
 
-    # Only where pads count does it matter what they see: as in the references, no padded key.
+    # Only where pads count does it matter what they see: as in fairseq, no padded key.
     attentions = [part for part in model.modules() if isinstance(part, SelfAttention)] if counts_pads else []
     for part in attentions:
         part.causal = _causal_among_tokens(part, lambda: is_token)  # type: ignore[method-assign, assignment]

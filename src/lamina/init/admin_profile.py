@@ -14,7 +14,7 @@ from lamina.files import whole_file
 from lamina.init.admin import Profile, profile_from_text, profile_omegas_, profile_to_text, set_omegas_
 from lamina.parts.contracts import Beginning
 
-PROFILE_NAME = "profile.ratio.init"  # as the references call it
+PROFILE_NAME = "profile.ratio.init"  # as fairseq calls it
 Note = Callable[[str], None]
 
 
@@ -55,7 +55,7 @@ def _describe(profile: Profile) -> str:
 
 
 def _keep_profile(profile: Profile, save_dir: Path, note: Note) -> None:
-    """In the save folder, as a run's own, and in the current one, where the references' loops over seeds share it."""
+    """In the save folder, as a run's own, and in the current one, where fairseq's loops over seeds share it."""
     own, shared = save_dir / PROFILE_NAME, Path(PROFILE_NAME)
     write_profile(own, profile)
     note(f"Admin: wrote {own}; the same line with --init-type adaptive trains with it")

@@ -71,7 +71,7 @@ def initialise_(model: nn.Module, feed_forward: str = "torch") -> None:
 
 
 def _projections_(linear: nn.Linear, num_parts: int, gain: float) -> None:
-    """Each of the stacked projections as if it stood alone; their biases are not zero in the references."""
+    """Each of the stacked projections as if it stood alone; their biases are not zero in fairseq."""
     for block in linear.weight.chunk(num_parts):
         nn.init.xavier_uniform_(block, gain=gain)
     bound = linear.in_features ** -0.5

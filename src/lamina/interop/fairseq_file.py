@@ -1,7 +1,7 @@
 """Checkpoint files of fairseq and its forks, as ones of ours, in memory.
 
 From 0.9 on such a file holds `args` (an argparse.Namespace) or, later, `cfg` (a dictionary of sections), the parameters as
-`model`, and what training needs to go on. It holds no dictionaries: those lie in the data folder, or beside the file.
+`model`, and what training needs to continue. It holds no dictionaries: those lie in the data folder, or beside the file.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ONLY_WITH: dict[str, tuple[Any, ...]] = {
 }
 MARKS_KEY = "lamina_marks"  # of extra_state, in files that `lamina export` wrote
 NO_LANGUAGE = "text"  # as tasks/language_modeling.py calls it
-# What the references' optimizers remember of each weight, where ours remember the same.
+# What fairseq's optimizers remember of each weight, where ours remember the same.
 _MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "radam": ("exp_avg", "exp_avg_sq"), "nag": ("momentum_buffer",)}
 
 
@@ -80,7 +80,7 @@ def checkpoint_from_fairseq(content: Mapping[str, Any], path: Path, places: Dict
                             is_resumable: bool = True) -> Checkpoint:
     """The checkpoint that computes what the file's model computes, cut to the layers that its arguments name.
 
-    Whoever only uses the model can do without the optimizer's state, which is twice its size.
+    A caller who only uses the model can do without the optimizer's state, which is twice its size.
     """
     args = flat_args(content)
     arch = str(args.get("arch") or "unknown")
@@ -313,7 +313,7 @@ def _optimizer_state(stored: Mapping[str, Any], kind: str, described: Described,
         copy_parameters_(holder, named)
         moments[name] = {own: parameter.detach() for own, parameter in holder.named_parameters()}
     steps = [int(entry.get("step", 0)) for entry in per_parameter if entry]
-    # Where layers were dropped, the references count a layer's own steps; ours steps all of them.
+    # Where layers were dropped, fairseq counts a layer's own steps; ours steps all of them.
     return {"step": torch.tensor(max(steps)), **moments}
 
 

@@ -23,6 +23,7 @@ from lamina.interop.huggingface_folder import CONFIG_NAME, read_described, read_
 from lamina.interop.huggingface_generation import generation_settings, manners_of, tell_flags
 from lamina.interop.huggingface_ids import ABSENT_BIAS, IdPlan, plan_ids
 from lamina.interop.huggingface_names import OUTPUT_BIAS
+from lamina.interop.huggingface_segmentation import texts_of
 from lamina.interop.huggingface_texts import Texts, Wanted
 from lamina.parts.surface_fusion import OutputBias
 from lamina.registry import register
@@ -49,8 +50,8 @@ def _converted(folder: Path, config: Mapping[str, Any], source_lang: str | None,
                notice: Notice) -> Checkpoint:
     family = _family(config)
     sizes = family.vocab_sizes(config)
-    texts = family.texts(Wanted(folder, sizes, source_lang, target_lang, config))
     settings = generation_settings(folder, config)
+    texts = texts_of(Wanted(folder, sizes, source_lang, target_lang, config, settings), family.tokenizer)
     starts = settings.get("decoder_start_token_id", config.get("decoder_start_token_id"))
     plans = [plan_ids(pieces, _special(config, unknown), _start(starts, pieces, texts))
              for pieces, unknown in zip(texts.pieces, texts.unknown, strict=True)]

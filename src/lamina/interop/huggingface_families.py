@@ -13,7 +13,6 @@ from torch import Tensor
 from lamina.config.model import DropoutConfig, EmbeddingConfig, ModelConfig, StackConfig
 from lamina.errors import CheckpointError
 from lamina.interop.huggingface_names import BASE, FAIRSEQ_OUTPUT, OUTPUT, SHARED, seq2seq_to_fairseq
-from lamina.interop.huggingface_texts import Texts, Wanted, bart_texts, fsmt_texts, marian_texts
 from lamina.parts.contracts import Positions
 from lamina.parts.position_kinds import Learned, MarianSinusoids, Sinusoidal
 from lamina.registry import first_task
@@ -30,7 +29,7 @@ class Family:
 
     task: str
     arch: str  # of ours, to begin from
-    texts: Callable[[Wanted], Texts]
+    tokenizer: str  # its class, where a folder does not name one
     model_config: Callable[[Mapping[str, Any], Mapping[str, Tensor]], ModelConfig]  # of config.json and `parameters`
     vocab_sizes: Callable[[Mapping[str, Any]], tuple[int, ...]]
     parameters: Callable[[Mapping[str, Any], Mapping[str, Tensor]], dict[str, Tensor]]  # with fairseq's names
@@ -134,7 +133,7 @@ def _marian_sizes(config: Mapping[str, Any]) -> tuple[int, ...]:
     return source, source if shares else number(config, "decoder_vocab_size", source)
 
 
-# -- BART, and FSMT
+# -- BART and its kin
 
 
 def one_size(config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -144,6 +143,18 @@ def one_size(config: Mapping[str, Any]) -> tuple[int, ...]:
 def _bart_config(config: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> ModelConfig:
     is_tied = bool(config.get("tie_word_embeddings", True))
     return seq2seq_config(config, Learned(), has_norm=True, share_all=is_tied, share_decoder=is_tied)
+
+
+def _mbart_config(config: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> ModelConfig:
+    is_tied = bool(config.get("tie_word_embeddings", True))
+    return seq2seq_config(config, Learned(), is_pre_norm=True, has_norm=True, share_all=is_tied, share_decoder=is_tied)
+
+
+def _m2m_config(config: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> ModelConfig:
+    is_tied = bool(config.get("tie_word_embeddings", True))
+    usual = {"scale_embedding": True, "attention_dropout": 0.1, "encoder_layerdrop": 0.05, "decoder_layerdrop": 0.05}
+    return seq2seq_config({**usual, **config}, Sinusoidal(), is_pre_norm=True, share_all=is_tied, share_decoder=is_tied,
+                          default_activation="relu")
 
 
 def _fsmt_config(config: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> ModelConfig:
@@ -167,26 +178,32 @@ def _fsmt_parameters(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
     return _complete(own)
 
 
-# Of BART's kin, older folders say in words what every model of their type is today.
-_OLD_BART: dict[str, tuple[Any, ...]] = {
+_SEQ2SEQ: dict[str, tuple[Any, ...]] = {"is_decoder": (None, False), "is_encoder_decoder": (None, True)}
+# Older folders say in words what every model of their type is today.
+_IN_WORDS: dict[str, tuple[Any, ...]] = {
     "normalize_before": (None, False), "normalize_embedding": (None, True), "add_final_layer_norm": (None, False),
-    "static_position_embeddings": (None, False), "extra_pos_embeddings": (None, 2), "add_bias_logits": (None, False),
-    "is_decoder": (None, False), "is_encoder_decoder": (None, True)}
+    "static_position_embeddings": (None, False), "extra_pos_embeddings": (None, 2), "add_bias_logits": (None, False)}
 # Positions begin behind the id of the padding symbol: 2 for the first token, as here.
 _POSITIONS_FROM_2: dict[str, tuple[Any, ...]] = {"pad_token_id": (1,)}
 
 FAMILIES: dict[str, Family] = {
     "marian": Family(
-        task=first_task(PAIRS), arch="transformer", texts=marian_texts, model_config=_marian_config, vocab_sizes=_marian_sizes,
-        parameters=_computed_positions(seq2seq_parameters),
-        only_with={"normalize_before": (None, False), "normalize_embedding": (None, False),
+        task=first_task(PAIRS), arch="transformer", tokenizer="MarianTokenizer", model_config=_marian_config,
+        vocab_sizes=_marian_sizes, parameters=_computed_positions(seq2seq_parameters),
+        only_with={**_SEQ2SEQ, "normalize_before": (None, False), "normalize_embedding": (None, False),
                    "add_final_layer_norm": (None, False), "static_position_embeddings": (None, True),
-                   "extra_pos_embeddings": (None, 0), "is_decoder": (None, False), "is_encoder_decoder": (None, True)}),
-    "bart": Family(
-        task=first_task(PAIRS), arch="transformer", texts=bart_texts, model_config=_bart_config, vocab_sizes=one_size,
-        parameters=seq2seq_parameters, only_with=_OLD_BART),
+                   "extra_pos_embeddings": (None, 0)}),
     "fsmt": Family(
-        task=first_task(PAIRS), arch="transformer", texts=fsmt_texts, model_config=_fsmt_config, vocab_sizes=_fsmt_sizes,
-        parameters=_computed_positions(_fsmt_parameters), only_with={
-            "is_decoder": (None, False), "is_encoder_decoder": (None, True), **_POSITIONS_FROM_2}),
+        task=first_task(PAIRS), arch="transformer", tokenizer="FSMTTokenizer", model_config=_fsmt_config,
+        vocab_sizes=_fsmt_sizes, parameters=_computed_positions(_fsmt_parameters), only_with={**_SEQ2SEQ, **_POSITIONS_FROM_2}),
+    "bart": Family(
+        task=first_task(PAIRS), arch="transformer", tokenizer="BartTokenizer", model_config=_bart_config, vocab_sizes=one_size,
+        parameters=seq2seq_parameters, only_with={**_SEQ2SEQ, **_IN_WORDS}),
+    "mbart": Family(
+        task=first_task(PAIRS), arch="transformer", tokenizer="MBartTokenizer", model_config=_mbart_config,
+        vocab_sizes=one_size, parameters=seq2seq_parameters,
+        only_with={**_SEQ2SEQ, **_IN_WORDS, "normalize_before": (None, True), "add_final_layer_norm": (None, True)}),
+    "m2m_100": Family(
+        task=first_task(PAIRS), arch="transformer", tokenizer="M2M100Tokenizer", model_config=_m2m_config, vocab_sizes=one_size,
+        parameters=_computed_positions(seq2seq_parameters), only_with={**_SEQ2SEQ, **_POSITIONS_FROM_2}),
 }

@@ -84,12 +84,17 @@ def plan_ids(pieces: Sequence[str | None], special: Mapping[str, Any], start: in
     return IdPlan(tuple(rows), vocabulary, rows.index(start))
 
 
+def nameless(number: int) -> str:
+    """What a row of their tables is called for which no file has a piece."""
+    return f"madeupword{number:04d}"
+
+
 def _names(pieces: Sequence[str | None], rows: Sequence[int | None]) -> list[str]:
     """One each: a piece that is called like a symbol of ours, or has no name, is called by its number."""
     seen: set[str] = set(SPECIAL_SYMBOLS)
     names = []
     for piece, row in zip(pieces, rows, strict=True):
-        name = f"madeupword{row:04d}" if piece is None or "\n" in piece or not piece.strip(" ") else piece
+        name = nameless(row) if piece is None or "\n" in piece or not piece.strip(" ") else piece
         while name in seen:
             name = f"{name}#{row}"
         seen.add(name)

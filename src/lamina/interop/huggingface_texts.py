@@ -15,7 +15,7 @@ from lamina.text.framed import Framed
 from lamina.text.moses_bpe import MosesBpe
 from lamina.text.subword import SentencePiece, Subword
 from lamina.text.tokenizer_json import TokenizerJson, byte_level_json
-from lamina.text.vocabulary import BOS, MASK_SYMBOL, SPECIAL_SYMBOLS
+from lamina.text.vocabulary import MASK_SYMBOL, SPECIAL_SYMBOLS
 
 TOKENIZER_CONFIG, TOKENIZER_NAME = "tokenizer_config.json", "tokenizer.json"
 
@@ -29,6 +29,7 @@ class Wanted:
     source_lang: str | None
     target_lang: str | None
     config: Mapping[str, Any]  # config.json
+    settings: Mapping[str, Any]  # generation_config.json
 
     @property
     def tokenizer_config(self) -> dict[str, Any]:
@@ -80,7 +81,7 @@ def marian_texts(wanted: Wanted) -> Texts:
         chosen = f">>{wanted.target_lang}<<"
         if wanted.target_lang is not None and chosen not in codes and len(codes) > 1:
             raise CheckpointError(f"{folder} translates into {len(codes)} languages, and {wanted.target_lang} is none of them: "
-                                  f"--target-lang must be one of {_some([code[2:-2] for code in codes])}.")
+                                  f"--target-lang must be one of {some_of([code[2:-2] for code in codes])}.")
         prefix = [chosen] if chosen in codes else []
         subwords = (Framed(source, prefix=prefix, reads_codes=True), target)
     return Texts(languages, pieces, tuple(map(unknown_id, pieces)), subwords)
@@ -119,15 +120,6 @@ def read_merges(folder: Path) -> list[tuple[str, str]]:
     return merges
 
 
-def bart_texts(wanted: Wanted) -> Texts:
-    """Byte-level BPE; every text begins with <s>, as a target does behind the </s> that its decoder starts from."""
-    inner = tokenizer_json(wanted.folder)
-    pieces = pieces_by_id(inner.ids(), wanted.sizes[0], str(wanted.folder / TOKENIZER_NAME))
-    subword = Framed(inner, prefix=[begin_of(wanted.config)])
-    return Texts((wanted.source_lang or "source", wanted.target_lang or "target"), (pieces, pieces),
-                 (unknown_id(pieces),) * 2, (subword, subword))
-
-
 def fsmt_texts(wanted: Wanted) -> Texts:
     """A dictionary for each side, merges that both share, and Moses's tokenization in between."""
     folder, settings = wanted.folder, wanted.tokenizer_config
@@ -142,13 +134,10 @@ def fsmt_texts(wanted: Wanted) -> Texts:
     return Texts(languages, pieces, tuple(map(unknown_id, pieces)), (source, target))
 
 
-def begin_of(config: Mapping[str, Any]) -> str:
-    """What begins a text, by our name."""
-    symbols = [config.get(f"{name}_token_id") for name in ("bos", "pad", "eos")]
-    if symbols[0] is None or symbols[0] in symbols[1:]:
-        raise CheckpointError(f"its bos_token_id is {symbols[0]!r}; texts begin with it, so it must be a symbol of its own.")
-    return SPECIAL_SYMBOLS[BOS]
+def content_of(token: Any) -> str:
+    """In older files a piece stands in an object with its properties."""
+    return str(token["content"] if isinstance(token, Mapping) else token)
 
 
-def _some(names: list[str], number: int = 20) -> str:
+def some_of(names: list[str], number: int = 20) -> str:
     return ", ".join(names[:number]) + (f" and {len(names) - number} more" if len(names) > number else "")

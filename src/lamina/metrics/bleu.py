@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 TOKENIZED_TWICE = ("the references look tokenized, and --sacrebleu tokenizes them once more: the figure is not that of "
                    "detokenized text. Detokenize both sides, or leave out --sacrebleu")
 
@@ -54,6 +56,18 @@ class Bleu:
     def corpus(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> BleuScore:
         """`references` holds one list for each reference file, as long as `hypotheses`."""
         return _measure(self.of_sacrebleu, hypotheses, references)
+
+    def counts(self, hypothesis: str, reference: str) -> np.ndarray:
+        """What a sentence adds to the corpus: lengths of hypothesis and reference, matched n-grams, all n-grams."""
+        found = self.of_sacrebleu.corpus_score([hypothesis], [[reference]])
+        return np.array([found.sys_len, found.ref_len, *found.counts, *found.totals])
+
+    def of_counts(self, counts: np.ndarray) -> float:
+        """BLEU of a corpus whose sentences have these counts together."""
+        order = self.of_sacrebleu.max_ngram_order
+        lengths, matched, total = counts[:2].tolist(), counts[2 : 2 + order].tolist(), counts[2 + order :].tolist()
+        return self.of_sacrebleu.compute_bleu(correct=matched, total=total, sys_len=lengths[0], ref_len=lengths[1],
+                                              smooth_method=self.of_sacrebleu.smooth_method, max_ngram_order=order).score
 
     def sentence(self, hypothesis: str, references: Sequence[str]) -> BleuScore:
         # Not sacreBLEU's sentence_score: it would warn at each sentence that another smoothing is usual.

@@ -12,9 +12,10 @@ from lamina.nn.cache import KeyValues, StepState
 from lamina.nn.cross_entropy import Term
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.heads import VocabularyHead
-from lamina.nn.layout import Layout
+from lamina.nn.layout import Layout, lay_out
 from lamina.nn.prepacked import Prepacked
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers, CausalLayer, LayerStack
+from lamina.packed import Rows
 
 READ_AT_ONCE = 64  # tokens of a prompt that look at the vocabulary together
 
@@ -31,10 +32,10 @@ class DecoderOnly(Model):
         self.pad_id = pad_id
         self.max_target_positions = max_target_positions
 
-    def forward(self, tokens: Tensor, active: ActiveLayers = ALL_LAYERS) -> list[Term]:  # type: ignore[override]
-        """What the head says of the token after each place. tokens: (B, T), padded on the right"""
-        layout = Layout.of_ids(tokens, self.pad_id)
-        output = self.decoder(self.target_embedding(tokens, layout),
+    def forward(self, tokens: Rows, active: ActiveLayers = ALL_LAYERS) -> list[Term]:  # type: ignore[override]
+        """What the head says of the token after each place. tokens: (B, T), padded on the right, or texts in a flat row"""
+        ids, layout = lay_out(tokens, self.pad_id)
+        output = self.decoder(self.target_embedding(ids, layout),
                               lambda layer, index, x, *kept: layer(x, layout, *kept), active.decoder)
         return self.head.terms(output)
 

@@ -23,7 +23,7 @@ from lamina.packed import Rows
 
 
 class Encoded(NamedTuple):
-    """A batch of sources, as whoever reads them sees it."""
+    """A batch of sources, as its readers see it."""
 
     output: StackOutput
     layout: AnyLayout

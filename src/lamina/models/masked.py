@@ -10,8 +10,9 @@ from lamina.models.contract import Model
 from lamina.nn.cross_entropy import Term
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.encoder_heads import MaskedHead, SentenceHead
-from lamina.nn.layout import Layout
+from lamina.nn.layout import lay_out
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers, LayerStack, StackOutput
+from lamina.packed import Packed, Rows
 
 
 class MaskedModel(Model):
@@ -31,16 +32,16 @@ class MaskedModel(Model):
         self.max_positions = max_positions
         self.frame = frame  # ids in front of an input and between two, -1 for none: how the sentence head's inputs look
 
-    def encode(self, tokens: Tensor, active: ActiveLayers = ALL_LAYERS) -> StackOutput:
-        layout = Layout.of_ids(tokens, self.pad_id)
-        embedded = self.source_embedding(tokens, layout)
+    def encode(self, tokens: Rows, active: ActiveLayers = ALL_LAYERS) -> StackOutput:
+        ids, layout = lay_out(tokens, self.pad_id)
+        embedded = self.source_embedding(ids, layout)
         return self.encoder(embedded, lambda layer, index, x, *kept: layer(x, layout, *kept), active.encoder)
 
-    def forward(self, tokens: Tensor, places: Tensor | None = None, active: ActiveLayers = ALL_LAYERS) -> list[Term]:  # type: ignore[override]
+    def forward(self, tokens: Rows, places: Tensor | None = None, active: ActiveLayers = ALL_LAYERS) -> list[Term]:  # type: ignore[override]
         """What the head says of the masked tokens alone, so that the others cost it nothing; without places, of all tokens.
 
         `places` counts through the flattened rows; the host made it, so that no step asks the device how many there are.
-        tokens: (B, T), places: (N,) -> one term of (1, N, D)
+        tokens: (B, T), or texts in a flat row, places: (N,) -> one term of (1, N, D)
         """
         states = self.encode(tokens, active).final
         if places is not None:
@@ -55,7 +56,10 @@ class MaskedModel(Model):
         """Scores of every token of the vocabulary at every place. (B, T) -> (B, T, V)"""
         return self.head.logits(self.encode(tokens).final)
 
-    def classify(self, tokens: Tensor, name: str | None = None, active: ActiveLayers = ALL_LAYERS) -> Tensor:
+    def classify(self, tokens: Rows, name: str | None = None, active: ActiveLayers = ALL_LAYERS) -> Tensor:
         """Scores of the classes of the sentence head `name`, or of the only one. (B, T) -> (B, C)"""
         name = next(iter(self.classifiers)) if name is None else name
-        return self.classifiers[name](self.encode(tokens, active).final)
+        states = self.encode(tokens, active).final
+        if isinstance(tokens, Packed):
+            states = states[0].index_select(0, tokens.bounds[:-1])[:, None]  # of each sentence the first
+        return self.classifiers[name](states)

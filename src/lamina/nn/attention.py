@@ -37,7 +37,7 @@ class Attention(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *, may_attend: Tensor | None = None,
                is_causal: bool = False) -> Tensor:
-        """Scales the query by C^-0.5, as the references do; (B, H, T, C) -> (B, T, D).
+        """Scales the query by C^-0.5, as fairseq does; (B, H, T, C) -> (B, T, D).
 
         `may_attend` is True where a query may look, or a bias on the scores that is -inf where it may not.
         """
@@ -80,7 +80,7 @@ class SelfAttention(Attention):
         return self(x, layout, is_causal=True, lower=lower)
 
     def read(self, x: Tensor, past: KeyValues, lower: Lower | None = None) -> Tensor:
-        """The first tokens of each text, which all its beams share and go on from. x: (B, T, D)"""
+        """The first tokens of each text, which all its beams share and continue from. x: (B, T, D)"""
         projected = self.project(x, lower)
         past.begin_(projected[:, :, x.size(2) :])
         query, key, value = map(self.split, projected.chunk(3, dim=2))

@@ -159,12 +159,12 @@ class StepState:
         return True
 
     def reorder_(self, parents: Tensor) -> None:
-        """Beam k of each text goes on from what was beam parents[:, k]. parents: (B, K)"""
+        """Beam k of each text continues from what was beam parents[:, k]. parents: (B, K)"""
         past = self.ancestry[:, :, : self.length]
         past.copy_(past.gather(1, parents[:, :, None].expand_as(past)))
 
     def select_(self, rows: Tensor) -> None:
-        """Only these texts go on; one may be there several times, to be overwritten by `put_`. rows: (B',)"""
+        """Only these texts continue; one may be there several times, to be overwritten by `put_`. rows: (B',)"""
         self._rows = torch.arange(len(rows), device=rows.device)
         self.steps, self.ancestry = self.steps.index_select(0, rows), self.ancestry.index_select(0, rows)
         if self.is_done is not None:

@@ -17,7 +17,7 @@ from lamina.nn.compiling import compiled
 
 # Scores per chunk: 32 MiB in float32 on a CPU, most of which its cache may hold; 128 MiB in half precision on a GPU, where
 # smaller starts to pay for launching kernels and for adding up the gradients of the chunks.
-CHUNK_SCORES = {"cpu": 2**23, "cuda": 2**26}
+CHUNK_SCORES = {"cpu": 2**23, "cuda": 2**26, "meta": 2**26}  # on the meta device shapes are planned, a GPU's
 
 
 class Term(NamedTuple):

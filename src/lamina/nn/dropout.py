@@ -15,8 +15,8 @@ LARGEST = 0.99  # beyond, 16 bits are too few
 def dropout(x: Tensor, p: float, is_training: bool) -> Tensor:
     """Each number becomes 0 with probability p; the others grow, so that the mean stays.
 
-    torch draws its masks for a processor number by number, on one thread, which takes a tenth of an update's time. Here p is
-    rounded to 16 bits on a processor, and a mask takes a fifth of that; torch's seed decides this one too.
+    torch draws its masks for a CPU number by number, on one thread, which takes a tenth of an update's time. Here p is
+    rounded to 16 bits on a CPU, and a mask takes a fifth of that; torch's seed decides this one too.
     """
     if not is_training or p == 0.0:
         return x

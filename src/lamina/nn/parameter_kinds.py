@@ -1,4 +1,4 @@
-"""What a model's parameters are for: whoever moves them may treat an embedding unlike a matrix inside a layer."""
+"""What a model's parameters are for: an optimizer may treat an embedding unlike a matrix inside a layer."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def can_prepack() -> bool:
 class Prepacked(nn.Module):
     """A linear layer whose matrix is laid out for one kernel.
 
-    The laid out matrix is a parameter, so that whoever counts weights still finds it; only its kernel can read it. Everybody
+    The laid out matrix is a parameter, so that code that counts weights still finds it; only its kernel can read it. Everybody
     else (`weight`, `state_dict`, pickle, copies) sees the plain matrix.
     """
 

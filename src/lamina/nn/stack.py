@@ -38,7 +38,7 @@ from lamina.packed import Subset
 
 
 class StackOutput(NamedTuple):
-    """What a stack offers to whoever reads it."""
+    """What a stack offers to its readers."""
 
     final: Tensor  # (B, T, D), after the stack's last norm, if it has one
     states: tuple[Tensor | None, ...]  # raw, the stack's input first; None where nobody reads it

@@ -2,7 +2,7 @@
 
 Places are unique, so that the gradient of taking is putting, and the other way round: nothing is added up, where torch's own
 would do so atomically, and slowly. What stands at the pads of a subset comes from somewhere and goes nowhere: where there may
-be some, all is gathered, by whoever wants a number, and a compiler joins that to what comes before and after.
+be some, all is gathered where a number is wanted, and a compiler joins that to what comes before and after.
 """
 
 # N places of the whole, or padded rows; P places of the subset; W numbers at each: D, or T * D

@@ -1,6 +1,6 @@
 """What a part of each kind answers: the contracts between variants and the code that meets them, in one place to import from.
 
-Whoever meets a part asks it and never its type. A question that a part does not answer is refused in its name: what nobody
+Code that meets a part asks it and never its type. A question that a part does not answer is refused in its name: what nobody
 thought of is never treated as the plain case. `docs/extending.md` shows a part of each kind being written.
 """
 

@@ -92,7 +92,7 @@ def _scaled_norm() -> Any:
 
         def __init__(self, dim: int, scale: float) -> None:
             super().__init__(dim)
-            # A tensor: what is compiled is compiled anew for another number.
+            # A tensor: what is compiled is compiled again for another number.
             self.register_buffer("scale", torch.tensor(scale), persistent=False)
 
         def forward(self, x: Any) -> Any:

@@ -89,7 +89,7 @@ class Residual(ModelPart):
 
     @property
     def computes_as(self) -> str:
-        """The same for kinds that differ in their first weights alone: a model of one may go on as a model of the other."""
+        """The same for kinds that differ in their first weights alone: a model of one may continue as a model of the other."""
         return self.name
 
     def compared_as(self) -> Residual:

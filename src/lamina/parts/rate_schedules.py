@@ -280,7 +280,7 @@ def linear(updates_done: int, start: float, peak: float, floor: float, warmup_up
         return warm_up(updates_done, start, peak, warmup_updates)
     # A trial run may end before its warm-up does; the line is then never walked, but must still exist.
     share_left = 1.0 - (updates_done - warmup_updates) / max(end - warmup_updates, 1)
-    # Deviates from radam_fairseq, whose line goes on below zero after its end.
+    # Deviates from radam_fairseq, whose line continues below zero after its end.
     return max(floor + (peak - floor) * share_left, 0.0)
 
 

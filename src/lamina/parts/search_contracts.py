@@ -70,7 +70,7 @@ class RuleInForce:
         """Other sentences take these slots. (B',)"""
 
     def select_(self, slots: Tensor) -> None:
-        """Only these slots continue, and are numbered afresh; tensors may move. (B',)"""
+        """Only these slots continue, and are numbered again; tensors may move. (B',)"""
 
 
 class StepRule(Part, RuleInForce):

@@ -48,7 +48,7 @@ class TensorBoard(Tracker):
     def open(self, run: TrackedRun) -> Recorder:
         from torch.utils.tensorboard import SummaryWriter
 
-        # What an earlier sitting wrote after the update that the run goes on from disappears from its curves.
+        # What an earlier sitting wrote after the update that the run continues from disappears from its curves.
         return _EventFiles(SummaryWriter(str(self.place(run)), purge_step=run.updates + 1 if run.updates else None))
 
 

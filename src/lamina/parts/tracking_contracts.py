@@ -19,7 +19,7 @@ class TrackedRun:
     name: str  # of its save folder
     folder: Path  # that folder
     here: Path  # the folder that it was started in
-    updates: int  # where it goes on from; 0: a new one
+    updates: int  # where it continues from; 0: a new one
     options: Mapping[str, Any]  # by flag
     note: Callable[[str], object]  # what a person should know
 
@@ -58,4 +58,4 @@ class Tracker(Part):
 
     @abstractmethod
     def open(self, run: TrackedRun) -> Recorder:
-        """Begin, or go on with, the tracker's run of this id."""
+        """Begin, or continue, the tracker's run of this id."""

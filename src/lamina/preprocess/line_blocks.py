@@ -14,7 +14,7 @@ from pathlib import Path
 from lamina.errors import DataError
 from lamina.files import check_regular
 
-BLOCK_BYTES = 256 << 10  # small enough that the pieces of a block stay in the processor's cache
+BLOCK_BYTES = 256 << 10  # small enough that the pieces of a block stay in the CPU's cache
 MAX_BYTES_PER_CHARACTER = 4  # in UTF-8
 MAX_LINE_LENGTH = 1_000_000  # of a text that nobody sets a limit for
 

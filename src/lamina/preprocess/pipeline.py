@@ -224,7 +224,7 @@ def _write_companions(config: PreprocessConfig, folder: Path, staged: Path, voca
 
 
 def _still_there(manifest: dict[str, Any] | None, folder: Path) -> dict[str, Any]:
-    """What an earlier manifest says of files that the folder still has; subword models are always written anew."""
+    """What an earlier manifest says of files that the folder still has; subword models are always written again."""
     manifest, models = manifest or {}, model_files(folder)
     files = {name: facts for name, facts in manifest.get("files", {}).items()
              if (folder / name).exists() and name not in models}

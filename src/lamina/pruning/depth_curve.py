@@ -65,7 +65,7 @@ def measure_curve(whole: Subset, stacks: str, quality: Callable[[Subset], float]
     rates = speed([by_rule(EVENLY_SPACED, depths, whole) for depths in all_depths])
     for depths, rate in zip(all_depths, rates, strict=True):
         choices = {rule: by_rule(rule, depths, whole) for rule in RULES}
-        # As --search does: the rules' choices are in the running, and the next depth may go on from them.
+        # As --search does: the rules' choices are in the running, and the next depth may continue from them.
         found = ranked([*descend(frontier, depths, quality, width=width, is_maximized=is_maximized),
                         *(Scored(subset, quality(subset)) for subset in choices.values())], is_maximized=is_maximized)
         frontier = list(dict.fromkeys(item.subset for item in found))[:width]

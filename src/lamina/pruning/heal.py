@@ -27,7 +27,7 @@ def heal_folder(output: Path) -> Path:
 
 
 def check_folder(folder: Path, cut: Checkpoint) -> None:
-    """What was begun there must be of the same layers, or it would go on as if it were."""
+    """What was begun there must be of the same layers, or it would continue as if it were."""
     if (folder / CUT_NAME).exists():
         before = load_checkpoint(folder / CUT_NAME)
         if any(not torch.equal(weight, before.weights[name]) if name in before.weights else True
@@ -57,7 +57,7 @@ def heal_config(config: PruneConfig, checkpoint: Checkpoint, cut: Checkpoint, fo
         "save-interval-updates": 0, "epoch-checkpoints": False, "last-checkpoints": True, "cpu": config.measure.cpu,
         "distill-from": config.checkpoint if config.heal.teacher_weight else None,
         **({"distill-weight": config.heal.teacher_weight} if config.heal.teacher_weight else {}),
-        "config": None, "print-config": False, **flatten(config.plug_ins),
+        "config": None, "print-config": False, "plan": False, **flatten(config.plug_ins),
     }
     if checkpoint.kind.has(PAIRS):
         changed |= dict(zip(("source-lang", "target-lang"), checkpoint.languages, strict=True))

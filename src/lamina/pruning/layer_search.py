@@ -56,7 +56,7 @@ def open_meter(checkpoint: Checkpoint, folder: str, config: LayerMetricConfig, p
     if len(feed.too_long.indices):
         if not config.skip_invalid:
             raise DataError(f"{feed.describe_too_long()}. That would change the figures: raise the limits, or add "
-                            "--skip-invalid-size-inputs-valid-test to go on without them.")
+                            "--skip-invalid-size-inputs-valid-test to continue without them.")
         notice(feed.describe_too_long())
     depths = stack_depths(checkpoint)
     model = checkpoint.build_model().to(device)

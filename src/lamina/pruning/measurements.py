@@ -1,4 +1,4 @@
-"""Results that took a while, kept in a file from one to the next: who was stopped goes on where they were."""
+"""Results that took a while, kept in a file from one to the next: a command that was stopped resumes where it was."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Runner:
     def _take_settled(self, plan: RunPlan) -> bool:
         """A run whose rows are there; they are put into the results file where that lacks them."""
         if _read(plan.folder / PLAN_NAME).get("digest", plan.digest) != plan.digest:
-            # Also one that was stopped: to go on with it under other settings would be neither this run nor that.
+            # Also one that was stopped: to resume it under other settings would be neither this run nor that.
             raise ConfigError(f"{plan.folder} holds a run with other settings. Name another --out, or remove that folder and "
                               f"{plan.checkpoints} to run it again.")
         rows = _read(plan.folder / ROWS_NAME).get("rows", [])
@@ -146,7 +146,7 @@ class Runner:
         with self._lock:
             append_rows(self.results, rows)
         if outcome["status"] == "stopped":
-            console.notice(f"{plan.title}: stopped; the same command goes on from there")
+            console.notice(f"{plan.title}: stopped; the same command resumes from there")
             return
         status = rows[0]["status"]
         if status in SETTLED:
@@ -314,7 +314,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def run_recipes(recipes: Sequence[Recipe], places: Places, wishes_of: Callable[[Recipe], Wishes], stop_after: float) -> None:
-    """One after the other; a recipe that fails is told, and the others go on."""
+    """One after the other; a recipe that fails is told, and the others continue."""
     with StopWish(console.notice) as wish:
         stopping = Stopping(stop_after, wish)
         runners = [Runner(recipe, places, wishes_of(recipe), stopping) for recipe in recipes]
@@ -334,12 +334,12 @@ def run_recipes(recipes: Sequence[Recipe], places: Places, wishes_of: Callable[[
     if rows:
         console.notice(f"{len(rows)} rows in {places.out / FILE_NAME}, tables in {places.out / TABLE_NAME}")
     if wish.signal is not None:
-        raise StopSignal(f"stopped by {wish.signal.name}: the same command goes on from there.", wish.signal)
+        raise StopSignal(f"stopped by {wish.signal.name}: the same command resumes from there.", wish.signal)
     if problems:
         raise LaminaError(problems[-1])
     if unsettled and stopping.is_due:
         console.notice(f"time is up (--stop-after): {unsettled} of {len(recipes)} recipes are not finished, the same command "
-                       "goes on from there")
+                       "resumes from there")
     elif unsettled:
         raise LaminaError(f"some runs of {unsettled} of {len(recipes)} recipes failed; {places.out / TABLE_NAME} says which, "
                           "and the same command tries them again.")

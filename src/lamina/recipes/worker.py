@@ -41,7 +41,7 @@ def main(folder: Path) -> int:
         with _logged(folder, stage, plan["title"]):
             outcome = _outcome(stage)
         seconds = round(time.monotonic() - started, 2)
-        # A training run that is stopped and goes on has taken as long as all its sittings.
+        # A training run that is stopped and resumed has taken as long as all its sittings.
         done |= {stage.name: {"seconds": seconds, "line": stage.line}} if outcome["status"] == "done" else {
             INTERRUPTED: {stage.name: seconds}}
         write_json(folder / STAGES_NAME, done)
@@ -165,7 +165,7 @@ def _live_and_die_with_parent() -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Whoever kills the parent outright means us too; training hears it as a wish to stop and saves."""
+    """A signal that kills the parent outright is meant for us too; training takes it as a wish to stop, and saves."""
     while os.getppid() == parent:
         time.sleep(0.2)
     os.kill(os.getpid(), signal.SIGTERM)

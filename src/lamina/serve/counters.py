@@ -66,6 +66,9 @@ def prometheus_text(counters: Counters, engines: Mapping[str, EngineStats], conn
     page.add("lamina_sentences_total", "counter", "Sentences translated, by the depth that answered.",
              [({"model": model, "depth": depth}, number) for model, stats in engines.items()
               for depth, number in stats.sentences.items()])
+    page.add("lamina_cascade_total", "counter", "Sentences of depth auto, kept at its first depth or repeated with all layers.",
+             [({"model": model, "outcome": outcome}, number) for model, stats in engines.items()
+              for outcome, number in (("kept", stats.cascade_kept), ("repeated", stats.cascade_repeated))])
     page.histograms("lamina_translation_seconds", "Seconds from the queue to the answer, by the depth asked for.",
                     [({"model": model, "depth": depth}, own) for model, stats in engines.items()
                      for depth, own in stats.latencies.items()])

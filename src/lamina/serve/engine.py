@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from lamina.api import Translator
 from lamina.api.outputs import Translation, fitted, search_config
-from lamina.config.chosen_depth import AUTO, parse_depth
+from lamina.config.chosen_depth import AUTO, DepthText, parse_depth
 from lamina.config.search_options import SearchConfig
 from lamina.decode.active_depth import layer_counts
 from lamina.decode.backtrace import Hypothesis
@@ -66,8 +67,8 @@ class Engine:
     """Translates for many clients at once; every method may be called by any thread."""
 
     def __init__(self, model: Translator, *, slots: int = 64, defaults: Mapping[str, object] | None = None,
-                 queue_limit: int = 1024, cascade: Cascade | None = None,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 queue_limit: int = 1024, cascade: Cascade | None = None, depth: DepthText = None,
+                 seed: int = 1, remove_bpe: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin to wait for requests.
 
         Arguments:
@@ -75,6 +76,9 @@ class Engine:
             defaults: options of `lamina generate`, flags with underscores, for requests that do not give them.
             queue_limit: sentences that may wait for a slot.
             cascade: what the depth "auto" does, as `lamina calibrate` found it for this very model.
+            depth: of requests that name none.
+            seed: of requests that name none, for sampling.
+            remove_bpe: joins pieces at a mark such as "@@ ", where the checkpoint carries no subword model of its own.
         """
         if slots < 1 or queue_limit < 1:
             raise ConfigError(f"slots is {slots} and queue_limit {queue_limit}; both must be at least 1.")
@@ -83,11 +87,14 @@ class Engine:
         self.queue_limit = queue_limit
         self.defaults = dict(defaults or {})
         self._config_of(self.defaults)  # a default that makes no sense is told now
-        self.cascade = cascade
+        self.cascade, self.default_depth = cascade, depth
         if cascade is not None:
             cascade.check(model.digest)
             self._shallow = model.active_layers(cascade.chosen_depth)
-        self._assembler = Assembler(model.subwords[0].decode, model.join_target, model.subwords[0].encode, model.languages[1])
+        self._layers_of(depth)
+        self.seed, self.remove_bpe = seed, remove_bpe
+        self.join_target = partial(model.join_target, remove_bpe=remove_bpe)
+        self._assembler = Assembler(model.subwords[0].decode, self.join_target, model.subwords[0].encode, model.languages[1])
         self._clock = clock
         self._changed = threading.Condition()
         # Under the lock:
@@ -184,7 +191,7 @@ class Engine:
                 raise ConfigError(f"there are {len(texts)} texts, but {len(request.constraints)} lists of constraints. Give "
                                   "each text one; an empty list asks for nothing.")
             config = replace(config, constraint_order=config.constraint_order or "ordered")
-        active, name = self._layers_of(request.depth)
+        active, name = self._layers_of(self.default_depth if request.depth is None else request.depth)
         language = self.model.languages[0]
         segments = [split_sentences(text, language) if request.splits else [Segment("", text, "")] for text in texts]
         ticket = Ticket(request, segments, name, self._clock())
@@ -204,6 +211,7 @@ class Engine:
 
     def _jobs(self, ticket: Ticket, config: SearchConfig, active: ActiveLayers) -> list[Job]:
         jobs, number, request = [], 0, ticket.request
+        seed = self.seed if request.seed is None else request.seed
         for place, own in enumerate(ticket.segments):
             phrases = self._phrases(request, place, len(own))
             for position, segment in enumerate(own):
@@ -212,7 +220,7 @@ class Engine:
                 ids = fitted(whole, self.model.max_source_positions, 0, "truncate", said.append)
                 assert ids is not None
                 if len(ids) > 1 or phrases:  # an empty text has an empty translation
-                    wanted = Wanted(None, ids, config, active, (request.seed, number), phrases, request.with_alignment)
+                    wanted = Wanted(None, ids, config, active, (seed, number), phrases, request.with_alignment)
                     wanted.key = Job(ticket, (place, position), wanted, bool(said), ticket.depth_name == AUTO,
                                      layer_counts(active, self.model.models[0]))
                     jobs.append(wanted.key)
@@ -310,7 +318,7 @@ class Engine:
             self._fail(ticket, DataError("the model computed no numbers for a sentence. If it computes in half precision, its "
                                          "values may be too large there."))
             return
-        ticket.found[job.place] = job, self.model.translation(hypotheses, job.wanted.ids.tolist())
+        ticket.found[job.place] = job, self.model.translation(hypotheses, job.wanted.ids.tolist(), self.remove_bpe)
         ticket.num_left -= 1
         with self._changed:
             self._num_running -= 1

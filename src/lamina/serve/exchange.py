@@ -29,12 +29,12 @@ class Request:
     """Texts to translate, all in the same way."""
 
     texts: Sequence[str]
-    depth: object = None  # full (None), half, auto, "6-3" or {"encoder": 6, "decoder": 3}: config/chosen_depth.py
+    depth: object = None  # full, half, auto, "6-3" or {"encoder": 6, "decoder": 3}: config/chosen_depth.py
     options: Mapping[str, object] = field(default_factory=dict)  # of `lamina generate`, flags with underscores: {"beam": 4}
     constraints: Sequence[Sequence[str]] | None = None  # for each text, phrases that its translation contains
     with_alignment: bool = False
     splits: bool = True  # cut texts into sentences (text/sentence_splitter.py); if not, each text is one input of the model
-    seed: int = 1  # with a sentence's place in the request it decides what sampling draws
+    seed: int | None = None  # with a sentence's place in the request it decides what sampling draws
     client: str = ""  # whose turn it is: clients are served in rotation
 
 

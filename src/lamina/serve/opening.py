@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from lamina.api import LanguageModel, MaskedLanguageModel, Translator
 from lamina.api.loaded_model import LoadedModel
+from lamina.decode.cascade import Cascade
 from lamina.errors import ConfigError
 from lamina.serve.engine import Engine
 from lamina.serve.exchange import Request
@@ -18,17 +20,20 @@ WARM_UP_SECONDS = 120.0
 
 
 def opened(service: Service, name: str | None, model: LoadedModel, *, slots: int, defaults: Mapping[str, object],  # type: ignore[type-arg]
-           queue_limit: int) -> str:
-    """Puts the model behind the service; returns a line about it. `name`: as the command line calls it, en-de or lm."""
+           queue_limit: int, cascade: Cascade | None = None, **translates: Any) -> str:
+    """Puts the model behind the service; returns a line about it.
+
+    `name`: as the command line calls it, en-de or lm. `translates`: what else an engine can be told.
+    """
     if isinstance(model, Translator):
         source, target = _languages(name, model)
         if any((pair.source, pair.target) == (source, target) for pair in service.pairs):
             raise ConfigError(f"two models translate {source}-{target}. Leave one out, or give it other languages: "
                               f"en-de=FILE. For an ensemble, join their paths with a colon.")
-        engine = Engine(model, slots=slots, defaults=defaults, queue_limit=queue_limit)
+        engine = Engine(model, slots=slots, defaults=defaults, queue_limit=queue_limit, cascade=cascade, **translates)
         engine.submit(Request(texts=["."])).result(WARM_UP_SECONDS)
         service.pairs.append(Pair(source, target, engine))
-        return f"{source}-{target}: {model!r}"
+        return f"{source}-{target}: {model!r}{'' if cascade is None else ', with a cascade'}"
     if isinstance(model, LanguageModel):
         own = _free(name or model.language, service.writers, "language model")
         service.writers[own] = Writer(model, defaults=defaults, queue_limit=queue_limit)

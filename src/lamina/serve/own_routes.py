@@ -100,7 +100,7 @@ def described_pair(pair: Pair) -> dict[str, Any]:
     return {"source": pair.source, "target": pair.target, "source_name": name_of(pair.source),
             "target_name": name_of(pair.target), "layers": layers, "depths": depth_stops(layers),
             "parameters": translator.num_parameters, "beam": pair.engine.search_options({}).beam,
-            "has_layerdrop": pair.has_layerdrop,
+            "has_layerdrop": pair.has_layerdrop, "has_cascade": pair.engine.cascade is not None,
             "fusion": None if fusion is None else {"columns": fusion.columns, "shares": fusion.shares.round(4).tolist()},
             "surface": described_surface(translator.models)}
 
@@ -122,7 +122,7 @@ def surface_shares(pair: Pair, pairs: Sequence[tuple[str, str]]) -> list[dict[st
         if len(ids) < 2:
             continue
         values = translator.gates([(source, target)]).values.tolist()
-        words = words_of(translator.vocabularies[1].decode(ids), translator.join_target)
+        words = words_of(translator.vocabularies[1].decode(ids), pair.engine.join_target)
         for number, text in enumerate(target.split()):
             own = [1.0 - value for value, word in zip(values, words, strict=False) if word == number]
             found.append({"text": text, "surface": sum(own) / len(own) if own else None})

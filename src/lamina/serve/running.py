@@ -100,7 +100,7 @@ class Server(uvicorn.Server):
             self.stop()
 
         before = {}
-        with suppress(ValueError):  # not the main thread: whoever started it stops it
+        with suppress(ValueError):  # not the main thread: what started it stops it
             before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield

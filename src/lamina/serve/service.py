@@ -65,7 +65,7 @@ class Service:
         return request.client.host if request.client is not None else ""
 
     async def wait(self, request: Request, future: Future[T]) -> T:
-        """The result; whoever leaves, or takes too long, frees what the work holds."""
+        """The result; a client that leaves, or takes too long, frees what the work holds."""
         result = asyncio.wrap_future(future)
         gone = asyncio.ensure_future(_until_gone(request))
         over = asyncio.ensure_future(self.given_up.wait())

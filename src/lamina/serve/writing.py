@@ -156,7 +156,7 @@ class Writer:
                 writing.parts = self._parts(writing)
             with self.model._turn():
                 part = next(writing.parts)
-        except Exception as error:  # whoever waits for the text hears of it
+        except Exception as error:  # the client that waits for the text hears of it
             part = Part(error=error)
         if part.text or part.is_last:
             writing.tell(part)

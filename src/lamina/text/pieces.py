@@ -9,7 +9,7 @@ from lamina.text.subword import Subword
 from lamina.text.vocabulary import FIRST_WORD_ID, SPECIAL_SYMBOLS, UNK, Vocabulary
 
 # An unknown word in a reference must not match one in a translation: the two were never the same word. The first form is what
-# the references print; the second has no brackets that a tokenizer could split off and match.
+# fairseq prints; the second has no brackets that a tokenizer could split off and match.
 UNKNOWN_IN_REFERENCE = "<<unk>>"
 UNKNOWN_WORD_IN_REFERENCE = "UNKNOWNINREFERENCE"
 

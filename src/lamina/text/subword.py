@@ -87,6 +87,10 @@ class SentencePiece:
         # A piece that the model does not know, as where both sides share a dictionary, keeps the mark of its word.
         return self._processor.decode_pieces(list(pieces)).replace(WORD_START, " ").strip(" ")
 
+    def pieces(self) -> list[str]:
+        """All that it may cut a text into, by its own ids."""
+        return self._processor.id_to_piece(list(range(self._processor.get_piece_size())))
+
     def to_bytes(self) -> bytes:
         return self.model
 

@@ -41,7 +41,7 @@ class TokenizerJson:
                             "again.") from None
 
     @cached_property
-    def _special(self) -> frozenset[str]:
+    def special(self) -> frozenset[str]:
         return frozenset(token["content"] for token in json.loads(self.model).get("added_tokens", ()) if token.get("special"))
 
     def encode(self, line: str) -> list[str]:
@@ -50,7 +50,7 @@ class TokenizerJson:
     def decode(self, pieces: Sequence[str]) -> str:
         tokenizer = self._tokenizer
         # A row of the model's tables for which the file has no piece says nothing.
-        spoken = [piece for piece in pieces if piece not in self._special and tokenizer.token_to_id(piece) is not None]
+        spoken = [piece for piece in pieces if piece not in self.special and tokenizer.token_to_id(piece) is not None]
         decoder = tokenizer.decoder
         return " ".join(spoken) if decoder is None else decoder.decode(spoken)
 
@@ -64,7 +64,7 @@ class TokenizerJson:
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "the tokenizer.json") -> TokenizerJson:
         subword = cls(data, name)
-        _ = subword._tokenizer, subword._special
+        _ = subword._tokenizer, subword.special
         return subword
 
     def __reduce__(self) -> tuple[type[TokenizerJson], tuple[bytes, str]]:

@@ -63,7 +63,7 @@ class Vocabulary:
         return [self.symbols[i] for i in map(int, ids) if i not in (BOS, PAD, EOS)]
 
     def with_mask(self) -> Vocabulary:
-        """The same symbols and <mask>, as the references add it when a masked language model is set up."""
+        """The same symbols and <mask>, as fairseq adds it when a masked language model is set up."""
         if MASK_SYMBOL in self:
             return self
         return Vocabulary([*self.symbols[FIRST_WORD_ID:], MASK_SYMBOL], [*self.counts[FIRST_WORD_ID:], 1])

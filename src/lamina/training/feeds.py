@@ -64,7 +64,7 @@ class Feeds:
         if len(feed.too_long.indices):
             if not batches.skip_invalid_valid:
                 raise DataError(f"{feed.describe_too_long()}. That would change the score: raise the limits, or add "
-                                "--skip-invalid-size-inputs-valid-test to go on without them.")
+                                "--skip-invalid-size-inputs-valid-test to continue without them.")
             self.note(feed.describe_too_long())
         return feed
 

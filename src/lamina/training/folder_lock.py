@@ -129,7 +129,7 @@ def _may_live(holder: dict[str, Any], path: Path, *, is_locked: bool) -> bool:
 
 
 def _last_sign(path: Path) -> int:
-    """Opened anew each time: a network file system then asks its server."""
+    """Opened again each time: a network file system then asks its server."""
     try:
         with path.open("rb") as file:
             return os.fstat(file.fileno()).st_mtime_ns

@@ -66,7 +66,7 @@ def criterion_in_force(config: TrainConfig, function: FunctionLoss | None, start
                        note: Callable[[str], object]) -> Criterion:
     """The configuration's, or the function.
 
-    A run that was trained with a function goes on with one, or it would silently learn something else.
+    A run that was trained with a function continues with one, or it would silently learn something else.
     """
     before = None if start is None or not start.is_resumed else start.checkpoint.training.get(MARK)
     if function is None:

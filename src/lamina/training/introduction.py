@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lamina.config.train_options import TrainConfig
 from lamina.training.run import Run
 
 
@@ -19,8 +20,9 @@ def introduce(run: Run) -> None:
          f"{str(run.dtype).removeprefix('torch.')}")
     num_params = sum(parameter.numel() for parameter in run.model.parameters())
     note(f"num. model params: {num_params} (num. trained: {num_params})")
-    note(effective_batch(run))
-    num_batches = run.feeds.update_freq(epoch) * run.ranks.size
+    freq = run.feeds.update_freq(epoch)
+    note(effective_batch(config, freq, run.ranks.size))
+    num_batches = freq * run.ranks.size
     if run.layer_drop is not None:
         once = num_batches > 1 and not run.layer_drop.is_by_batch
         for_what = f"once for the {num_batches} batches of an update" if once else "once for each batch"
@@ -29,11 +31,10 @@ def introduce(run: Run) -> None:
              "(docs/layerdrop.md)")
 
 
-def effective_batch(run: Run) -> str:
-    batches, freq = run.config.batches, run.feeds.update_freq(run.progress.epoch)
+def effective_batch(config: TrainConfig, freq: int, size: int) -> str:
+    batches = config.batches
     limit, unit, name = (batches.max_tokens, "tokens", "max-tokens") if batches.max_tokens is not None else (
         batches.max_sentences, "sentences", "batch-size")
     assert limit is not None, "the configuration asks for one of the two"
-    size = run.ranks.size
     return (f"effective batch: up to {limit * freq * size} {unit} ({name} {limit} x update-freq {freq} x {size} "
             f"{'rank' if size == 1 else 'ranks'})")

@@ -193,7 +193,7 @@ class Keeper:
             self._last_failure = str(error)
             if self._num_failures == MAX_FAILURES_IN_A_ROW:
                 raise CheckpointError(f"{error} That was the last of {self._num_failures} attempts in a row.") from None
-            self.note(f"warning: {error} Training goes on; the next checkpoint is another attempt.")
+            self.note(f"warning: {error} Training continues; the next checkpoint is another attempt.")
         else:
             self._num_failures = 0
             self.on_written(written)

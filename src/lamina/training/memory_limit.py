@@ -83,7 +83,7 @@ def advise_when_short(config: TrainConfig) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise MemoryShortageError(f"the GPU's memory ran out. Try: {'; '.join(_remedies(config))}. Checkpoints written so far "
-                                  "are whole: the same command goes on from them.") from None
+                                  "are whole: the same command resumes from them.") from None
 
 
 def _remedies(config: TrainConfig) -> list[str]:

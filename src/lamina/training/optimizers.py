@@ -195,7 +195,7 @@ class Optimizer:
         return found
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold to go on from here. Live tensors: copy them to keep them."""
+        """What a checkpoint must hold to resume from here. Live tensors: copy them to keep them."""
         return {"step": self.step, **self.buffers}
 
     def load_state_(self, state: dict[str, Tensor]) -> None:

@@ -53,7 +53,7 @@ def pruned_config(config: TrainConfig, checkpoint: Checkpoint | None, note: Call
     if checkpoint is None:
         model, records = prune_config(config.model, config.keep)
         if records:
-            note("there is no checkpoint to prune: a model of the layers to keep alone begins afresh")
+            note("there is no checkpoint to prune: a model of the layers to keep alone begins from scratch")
         changed = flatten(model) | records
     else:
         changed = structure_of(checkpoint)
@@ -81,7 +81,7 @@ def starting_point(config: TrainConfig, device: torch.device, note: Callable[[st
     if not is_resumed and saving.restore_file != DEFAULT_RESTORE_FILE:
         warn(describe_fresh_start(saving))
     if is_resumed and saving.finetune_from_model:
-        note(f"{path} is there: this run goes on, and {saving.finetune_from_model} is not read again")
+        note(f"{path} is there: this run is resumed, and {saving.finetune_from_model} is not read again")
     if path is None and saving.finetune_from_model:
         path = Path(saving.finetune_from_model)
     if path is None:
@@ -103,17 +103,17 @@ def check_start(saving: SavingConfig) -> None:
     """A run has one beginning. Here and not in the configuration, which an old checkpoint may hold with both."""
     check(saving.finetune_from_model is None or saving.restore_file == DEFAULT_RESTORE_FILE,
           f"--finetune-from-model {saving.finetune_from_model} begins a new run with a model's weights, and --restore-file "
-          f"{saving.restore_file} goes on with an old one. Leave one of them out; the same command without --restore-file goes "
-          "on by itself.")
+          f"{saving.restore_file} continues with an old one. Leave one of them out; the same command without "
+          "--restore-file resumes automatically.")
 
 
 def describe_fresh_start(saving: SavingConfig) -> str:
     """What a --restore-file that does not exist means: what fairseq's scripts ask for, or a slip that costs days."""
     text = (f"--restore-file {saving.restore_file} does not exist, neither in {saving.save_dir} nor as a path: training starts "
-            "afresh, with new weights.")
+            "from scratch, with new weights.")
     last = Path(saving.save_dir, LAST_NAME)
     if last.exists():
-        text += f" {last} of an earlier run is not read, and will be replaced; without --restore-file, that run goes on."
+        text += f" {last} of an earlier run is not read, and will be replaced; without --restore-file, that run is resumed."
     return text
 
 
@@ -200,7 +200,7 @@ def restore_weights_(model: nn.Module, checkpoint: Checkpoint, task: Task, path:
 
 
 def restore_training(start: StartingPoint, updater: Updater, config: TrainConfig, note: Callable[[str], None]) -> Progress:
-    """Put the optimizer back where it was; the progress to go on with, less what the --reset flags forget."""
+    """Put the optimizer back where it was; the progress to continue with, less what the --reset flags forget."""
     saving, training = config.saving, start.checkpoint.training
     progress = Progress.from_state(training.get("progress", {}))
     if not progress.best_of:  # files of a time before did not say it
@@ -209,20 +209,20 @@ def restore_training(start: StartingPoint, updater: Updater, config: TrainConfig
         kind = flatten(config.optimization)["optimizer"]
         if "optimizer_kind" not in training or not {"value", "good_updates"} <= training.get("scale", {}).keys():
             raise CheckpointError(f"{start.path} lacks the optimizer's kind or the loss scale that belong to its state. Add "
-                                  "--reset-optimizer to start it afresh.")
+                                  "--reset-optimizer to start it from scratch.")
         if training["optimizer_kind"] != kind:
             raise CheckpointError(f"the checkpoint was trained with --optimizer {training['optimizer_kind']}, not {kind}. "
                                   "Use that one, or add --reset-optimizer.")
         load_optimizer_(updater, training["optimizer"], note)
         updater.scale.load_state_(training["scale"])
     else:
-        # As in the references: without the optimizer's state, updates count from 0 again.
+        # As in fairseq: without the optimizer's state, updates count from 0 again.
         progress.updates = 0
         progress.begin_schedule()
         if not saving.reset_optimizer:
             problem = training.get("optimizer_problem")
-            note(f"the optimizer starts afresh, since the checkpoint's state does not fit: {problem}" if problem else
-                 "the checkpoint holds no optimizer state: it starts afresh")
+            note(f"the optimizer starts from scratch, since the checkpoint's state does not fit: {problem}" if problem else
+                 "the checkpoint holds no optimizer state: it starts from scratch")
     if saving.reset_lr_scheduler:
         progress.begin_schedule()
     if saving.reset_dataloader:
@@ -244,28 +244,28 @@ def optimizer_state(updater: Updater) -> dict[str, Any]:
 
 
 def load_optimizer_(updater: Updater, stored: dict[str, Any], note: Callable[[str], None]) -> None:
-    """What the stored state does not know, since pruning made it anew or it was frozen, starts afresh."""
+    """What the stored state does not know, since pruning made it new or it was frozen, starts from scratch."""
     state, pieces = updater.optimizer.state(), updater.optimizer.pieces()
     if stored.keys() != state.keys():
         raise CheckpointError(f"the checkpoint's optimizer state has {', '.join(sorted(stored))}; expected "
-                              f"{', '.join(sorted(state))}. Add --reset-optimizer to start it afresh.")
+                              f"{', '.join(sorted(state))}. Add --reset-optimizer to start it from scratch.")
     names, shapes = updater.weights.names, updater.weights.shapes
     new: set[str] = set()
     for name, value in state.items():
         own = stored[name]
         if isinstance(own, dict) != (name in pieces) or (isinstance(own, Tensor) and own.shape != value.shape):
             raise CheckpointError(f"the checkpoint's optimizer state {name} does not hold what it should. Add "
-                                  "--reset-optimizer to start it afresh.")
+                                  "--reset-optimizer to start it from scratch.")
         for number in pieces.get(name, ()):
             if names[number] not in own:
                 new.add(names[number])
             elif own[names[number]].shape != shapes[number]:
                 raise CheckpointError(f"the checkpoint's optimizer state does not fit {names[number]}. Add --reset-optimizer "
-                                      "to start it afresh.")
+                                      "to start it from scratch.")
     if new:
         some = ", ".join(sorted(new)[:MAX_NAMED]) + (f" and {len(new) - MAX_NAMED} more" if len(new) > MAX_NAMED else "")
         them = "it" if len(new) == 1 else "them"
-        note(f"the optimizer starts afresh for {some}: the checkpoint's state does not know {them}")
+        note(f"the optimizer starts from scratch for {some}: the checkpoint's state does not know {them}")
     for name, value in state.items():
         if name in pieces:
             value.zero_()
@@ -279,7 +279,7 @@ def check_same_start(progress: Progress, ranks: Ranks) -> None:
     starts = ranks.gather([[progress.updates, progress.epoch, progress.batches_done]])
     if starts.count(starts[0]) < len(starts):
         other = next(rank for rank, start in enumerate(starts) if start != starts[0])
-        raise CheckpointError(f"rank 0 goes on from update {starts[0][0]}, but rank {other} from update "
+        raise CheckpointError(f"rank 0 continues from update {starts[0][0]}, but rank {other} from update "
                               f"{starts[other][0]}: they found different files. --save-dir must be one folder that all "
                               "machines see.")
 
@@ -299,7 +299,7 @@ def find_place_(progress: Progress, feeds: Feeds, note: Callable[[str], None]) -
         return
     num_fitting = len(feed.corpus) - len(feed.too_long.indices)
     note(f"the batches are not those that epoch {epoch} of the checkpoint had (as with another --max-tokens or --seed): it "
-         f"goes on after as many {feed.corpus.unit}, {place.sentences} of {num_fitting}, at batch {done} of "
+         f"continues after as many {feed.corpus.unit}, {place.sentences} of {num_fitting}, at batch {done} of "
          f"{len(feed.plan(epoch))} instead of {progress.batches_done}; some may come twice in this epoch, and others not at "
          "all")
     progress.batches_done = done

@@ -107,15 +107,15 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
     dtype = compute_type(config.precision, ranks.device, reporter.note)
     if advice := config.model.surface.advice():
         reporter.note(advice)
-    is_packed = _is_packed(config, dtype, ranks.device)
+    packs = is_packed(config, dtype, ranks.device)
     start = starting_point(config, ranks.device, reporter.note, reporter.warn)
     # A pruned checkpoint decides how deep the model is; from here on this is the configuration, also on disk.
     config = pruned_config(config, None if start is None else start.checkpoint, reporter.note)
-    config = settled(config, start, reporter.note, is_packed=is_packed)
+    config = settled(config, start, reporter.note, is_packed=packs)
     criterion = criterion_in_force(config, function, start, reporter.note)
     schedule = _schedule(config)
-    task = _open_task(config, ranks, reporter)
-    feeds = Feeds(task, config, ranks.device, reporter.note, is_packed=is_packed)
+    task = open_task(config, ranks, reporter)
+    feeds = Feeds(task, config, ranks.device, reporter.note, is_packed=packs)
     keeper = Keeper(config.saving, reporter.note, run_to_be(start, config.saving))
     model = _model(config, task, ranks, start, feeds, keeper, reporter)
     updater = _updater(config, task, model, dtype, ranks, keeper, reporter, criterion)
@@ -145,7 +145,7 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
                profiler=UpdateProfiler(config.log.profiled, keeper.folder, ranks.rank, ranks.device, reporter.note))
 
 
-def _is_packed(config: TrainConfig, dtype: torch.dtype, device: torch.device) -> bool:
+def is_packed(config: TrainConfig, dtype: torch.dtype, device: torch.device) -> bool:
     """Where attention has kernels for it."""
     return (config.precision.packs and device.type == "cuda" and dtype != torch.float32 and config.kind.has(PAIRS)
             and config.batches.max_tokens is not None)
@@ -156,7 +156,7 @@ def _schedule(config: TrainConfig) -> Curve:
     return options.schedule.build(Rates(options.lr, options.min_lr, options.max_update))
 
 
-def _open_task(config: TrainConfig, ranks: Ranks, reporter: Reporter) -> Task:
+def open_task(config: TrainConfig, ranks: Ranks, reporter: Reporter) -> Task:
     task: Task = config.kind.open(config.data, config.model)
     if ranks.is_first or os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) == "0":  # once on each machine
         verify_splits(task.data_parts(task.folders), (config.data.train_subset, *task.valid_splits), config.data.verify,

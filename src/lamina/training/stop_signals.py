@@ -29,7 +29,7 @@ def heed(run: Run, wish: StopWish, *, is_check_next: bool = False) -> bool:
 def stop_for(run: Run, wish: StopWish, *, is_check_skipped: bool = False) -> NoReturn:
     """Leave as a signal wished, with all that was done on disk. What was due now is done when the run is resumed.
 
-    Not even a validation comes first: whoever takes a machine away waits for half a minute.
+    Not even a validation comes first: a machine that is taken away is given half a minute.
     """
     run.watch.flush()
     is_saved = run.config.saving.is_on
@@ -42,7 +42,7 @@ def stop_for(run: Run, wish: StopWish, *, is_check_skipped: bool = False) -> NoR
     run.tell("end", reason=f"stopped by {number.name}")
     if not run.ranks.is_first:
         raise AlreadyToldError(128 + number)
-    saved = f"{keeper.folder / LAST_NAME} is saved, and the same command goes on from there"
+    saved = f"{keeper.folder / LAST_NAME} is saved, and the same command resumes from there"
     if not is_saved or run.watch.doubt:
         saved = f"nothing is saved ({'--no-save' if not is_saved else run.watch.doubt})"
     raise StopSignal(f"stopped by {number.name} after update {run.progress.updates}: {saved}.", number)

@@ -52,7 +52,7 @@ class Tracking:
         except Exception as error:  # whatever a library raises
             told = (isinstance(error, OSError) and error.strerror) or str(error).strip()
             reason = (told.splitlines() or [type(error).__name__])[0]
-            self._run.note(f"warning: {self._tracker.name} takes no more figures: {reason}. Training goes on without it, and "
+            self._run.note(f"warning: {self._tracker.name} takes no more figures: {reason}. Training continues without it, and "
                            "train.jsonl has them")
 
 

@@ -29,7 +29,7 @@ class TrainLog:
         self._has_failed = False
 
     def begin(self, updates: int, *, is_same_run: bool, is_validation_due: bool = False) -> None:
-        """Keep the lines up to the update that the run goes on from.
+        """Keep the lines up to the update that the run continues from.
 
         `is_validation_due`: the validation at that update comes only now. What another run has written gets another name first.
         """
@@ -82,7 +82,7 @@ class TrainLog:
         if not self._has_failed:
             self._has_failed = True
             reason = getattr(error, "strerror", None) or error
-            self._note(f"warning: {self.path} cannot be written: {reason}. Training goes on; the next line is another attempt")
+            self._note(f"warning: {self.path} cannot be written: {reason}. Training continues; the next line is a new try")
 
 
 def read_rows(path: Path) -> Iterator[Row]:

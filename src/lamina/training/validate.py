@@ -19,7 +19,7 @@ from lamina.training.loss import batch_loss
 @torch.no_grad()
 def validation_loss(model: Any, batches: Iterable[AnyBatch], criterion: Criterion, active: ActiveLayers = ALL_LAYERS,
                     ranks: Ranks = ALONE) -> dict[str, float]:
-    """Per token, in bits, as the references print it; `batches` are this rank's, the figures those of all."""
+    """Per token, in bits, as fairseq prints it; `batches` are this rank's, the figures those of all."""
     model.eval()
     loss = nll = torch.zeros((), dtype=torch.float64)
     num_tokens = 0

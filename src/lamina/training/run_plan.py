@@ -1,0 +1,179 @@
+"""`lamina train ... --plan`: what a run would take and cost, and the first reason why it would not start."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lamina.config.train_options import TrainConfig
+from lamina.cuda_graphs.static_batches import tensors_of
+from lamina.data.feed import Feed
+from lamina.distributed.launch import find_place, num_to_start
+from lamina.distributed.ranks import ALONE
+from lamina.errors import LaminaError
+from lamina.tasks.base import Task
+from lamina.training.compute_type import compute_type
+from lamina.training.feeds import Feeds
+from lamina.training.freezing import freeze_
+from lamina.training.function_loss import criterion_in_force
+from lamina.training.introduction import effective_batch
+from lamina.training.memory_plan import bytes_kept, bytes_of_state, bytes_sent
+from lamina.training.report import Reporter
+from lamina.training.restore import StartingPoint, pruned_config, restore_weights_, starting_point
+from lamina.training.run import is_packed, open_task
+from lamina.training.settled import settled
+from lamina.training.tracking import check_package
+from lamina.training.whole_run import is_for_gpu
+
+GIB = 2**30
+
+
+@dataclass
+class RunPlan:
+    """What is known of a run ahead of it; what could not be found out is missing."""
+
+    ranks: int = 1
+    device: str = "cpu"
+    precision: str = ""
+    parameters: int | None = None
+    trained: int | None = None
+    effective_batch: str = ""
+    batches: int | None = None  # of an epoch
+    updates: int | None = None  # of an epoch
+    padding: float | None = None  # the share of it
+    memory: dict[str, int] = field(default_factory=dict)  # bytes per rank, by kind
+    sent: int | None = None  # bytes, by each rank in an update
+    reason: str = ""  # why it would not start
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.ranks} {'rank' if self.ranks == 1 else 'ranks'}, {self.device}, {self.precision}"
+        if self.effective_batch:
+            yield self.effective_batch
+        if self.padding is not None:
+            yield f"an epoch: {self.batches} batches, {self.updates} updates, {100 * self.padding:.1f} % padding expected"
+        if self.parameters is not None:
+            yield f"parameters: {self.parameters:,}, of which {self.trained:,} are trained"
+        if self.memory:
+            kinds = ", ".join(f"{kind} {size / GIB:.2f}" for kind, size in self.memory.items())
+            yield f"memory per rank, in GiB, estimated: {kinds}; together {sum(self.memory.values()) / GIB:.2f}"
+        if self.sent is not None:
+            yield f"sent by each rank per update: {self.sent / GIB:.2f} GiB"
+        yield f"it would not start: {self.reason}" if self.reason else "nothing that shows here keeps it from starting"
+
+
+def show_plan(config: TrainConfig) -> None:
+    plan = plan_of(config)
+    if config.log.format == "json":
+        print(json.dumps(asdict(plan)), flush=True)
+        return
+    for line in plan.lines():
+        print(f"| {line}", flush=True)
+
+
+def plan_of(config: TrainConfig) -> RunPlan:
+    """Nothing is written, and no weight is ever made: the model stands on the meta device."""
+    plan = RunPlan()
+    problems: list[str] = []
+    device = torch.device("cuda" if is_for_gpu(config) else "cpu")
+    plan.device = torch.cuda.get_device_name(0) if device.type == "cuda" else "CPU"
+    plan.ranks = config.ranks.world_size or 1
+    with _noting(problems):
+        started = num_to_start(config.ranks, os.environ, torch.cuda.device_count() if device.type == "cuda" else 0)
+        if config.ranks.world_size is None:
+            plan.ranks = max(started, find_place(config.ranks, os.environ).size)
+    with _noting(problems):
+        for tracker in config.log.chosen_trackers:
+            check_package(tracker)
+        _check_folder(config)
+    dtype = compute_type(config.precision, device, _silent)
+    plan.precision = str(dtype).removeprefix("torch.")
+    with _noting(problems):
+        _fill(plan, config, device, dtype, problems)
+    if problems:
+        plan.reason = problems[0]
+    elif device.type == "cuda":
+        plan.reason = _shortage(plan, torch.cuda.get_device_properties(0).total_memory)
+    return plan
+
+
+def _fill(plan: RunPlan, config: TrainConfig, device: torch.device, dtype: torch.dtype, problems: list[str]) -> None:
+    reporter = Reporter(replace(config.log, format="none"), ALONE, config.optimization)
+    reporter.note = _silent  # type: ignore[method-assign]
+    packs = is_packed(config, dtype, device)
+    start: StartingPoint | None = None
+    with _noting(problems):
+        start = starting_point(config, torch.device("cpu"), _silent, _silent)
+    config = pruned_config(config, None if start is None else start.checkpoint, _silent)
+    config = settled(config, start, _silent, is_packed=packs)
+    criterion = criterion_in_force(config, None, start, _silent)
+    task = open_task(config, ALONE, reporter)
+    feeds = Feeds(task, config, torch.device("cpu"), _silent, is_packed=packs)
+    feed = feeds.train(1)
+    freq = feeds.update_freq(1)
+    plan.effective_batch = effective_batch(config, freq, plan.ranks)
+    plan.batches, plan.padding = len(feed.plan(1)), feed.padding_share(1)
+    plan.updates = -(-plan.batches // (freq * plan.ranks))
+    with torch.device("meta"):
+        model = task.build_model()
+    with _noting(problems):
+        if start is not None:
+            restore_weights_(model, start.checkpoint, task, start.path, _silent, is_resumed=start.is_resumed)
+        _ = feeds.valid
+    freeze_(model, config.optimization.freeze, _silent)
+    plan.parameters = sum(parameter.numel() for parameter in model.parameters())
+    plan.trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    shards = plan.ranks if config.ranks.is_sharded else 1
+    plan.memory = bytes_of_state(config, model, dtype, plan.ranks, shards)
+    plan.sent = bytes_sent(config, model, dtype, plan.ranks, shards)
+    plan.memory["activations"] = bytes_kept(model.to(dtype), _typical_batch(config, task, feed), criterion,
+                                            recomputes=config.precision.checkpoint_activations)
+
+
+def _typical_batch(config: TrainConfig, task: Task, feed: Feed) -> Any:
+    """As large as batches may be, of sentences of the usual length."""
+    usual = max(float(sizes.mean()) for sizes in feed.corpus.sizes.values())
+    length = max(2, round(usual))
+    limits = config.batches
+    rows = limits.max_tokens // length if limits.max_tokens else limits.max_sentences
+    assert rows is not None, "the configuration asks for one of the two"
+    rows = min(max(rows, 1), limits.max_sentences or rows)
+    batch = task.kind.made_up_batch(tuple(map(len, task.vocabularies)), rows, length, config.seed)
+    return replace(batch, **{name: tensor.to("meta") for name, tensor in tensors_of(batch).items()})
+
+
+def _check_folder(config: TrainConfig) -> None:
+    if not config.saving.is_on:
+        return
+    folder = Path(config.saving.save_dir)
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise LaminaError(f"no checkpoint could be written to {folder}: {there} cannot be written to. Choose another "
+                          "--save-dir, or --no-save to keep nothing.")
+
+
+def _shortage(plan: RunPlan, available: int) -> str:
+    needed = sum(plan.memory.values())
+    if needed <= available:
+        return ""
+    return (f"it needs about {needed / GIB:.1f} GiB of each GPU's {available / GIB:.1f}. Try --fsdp, --checkpoint-activations "
+            "or a smaller --max-tokens with a larger --update-freq.")
+
+
+@contextmanager
+def _noting(problems: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except LaminaError as error:
+        problems.append(str(error))
+
+
+def _silent(text: str) -> None:
+    """A plan tells its own lines alone."""
+
