@@ -25,8 +25,8 @@ def downloads(tmp_path):
 
 
 def test_a_marian_model_on_ones_own_text_at_any_depth(tmp_path, downloads, in_process):
-    assert main(["recipe", "run", "opus_mt_depth", "--tier", "1", "--data", str(downloads), "--out", str(tmp_path / "out"),
-                 "--workers", "1", "--budget", "0.002x", "--train-flags", SIZES]) == 0
+    assert main(["recipe", "run", "opus_mt_depth", "--variants", "layerdrop", "--data", str(downloads), "--out",
+                 str(tmp_path / "out"), "--workers", "1", "--budget", "0.002x", "--train-flags", SIZES]) == 0
     rows = {row["cut"]: row for row in read_rows(tmp_path / "out" / "results.jsonl")}
     assert set(rows) == {"", "6L-3L", "6L-2L", "3L-3L", "6L-2L_searched"}
     for row in rows.values():
