@@ -167,6 +167,15 @@ def language_pieces() -> tuple[bytes, list[str]]:
     return model, [*symbols, *(piece for piece in spm_pieces(model) if piece not in symbols)]
 
 
+def scored_pieces() -> list[tuple[str, float]]:
+    """The same with the scores that the model has, for a tokenizer.json that cuts as it does."""
+    from sentencepiece import SentencePieceProcessor
+
+    model, names = language_pieces()
+    cut = SentencePieceProcessor(model_proto=model)
+    return [(name, cut.get_score(cut.piece_to_id(name)) if number > 3 else 0.0) for number, name in enumerate(names)]
+
+
 def m2m_folder(folder: Path, *, seed: int = 2, noise: float = 0.7, end: float = 0.5, **changes: Any) -> Path:
     """vocab.json without the codes, whose ids follow; a sentencepiece model; English to French."""
     library = transformers()
@@ -207,11 +216,7 @@ def without_tokenizer_json(folder: Path) -> None:
 def mbart_folder(folder: Path, *, is_mbart50: bool = False, seed: int = 2, noise: float = 0.7, end: float = 0.5,
                  **changes: Any) -> Path:
     library = transformers()
-    from sentencepiece import SentencePieceProcessor
-
-    model, names = language_pieces()
-    cut = SentencePieceProcessor(model_proto=model)
-    scored = [(name, cut.get_score(cut.piece_to_id(name)) if number > 3 else 0.0) for number, name in enumerate(names)]
+    scored = scored_pieces()
     if is_mbart50:  # it takes a model's own order
         tokenizer = library.MBart50Tokenizer(vocab=[scored[3], scored[0], scored[2], *scored[4:]], src_lang="en_XX",
                                              tgt_lang="ro_RO")
@@ -236,4 +241,27 @@ def _of_languages(folder: Path, model: Any, tokenizer: Any, target: str, seed: i
         code = tokenizer.get_lang_id(target) if hasattr(tokenizer, "get_lang_id") else tokenizer.convert_tokens_to_ids(target)
         model.generation_config.forced_bos_token_id = code
     model.save_pretrained(folder)
+    return folder
+
+
+def roberta_folder(folder: Path, *, seed: int = 2, noise: float = 0.3, strips: bool = True, **changes: Any) -> Path:
+    """`strips`: <mask> takes the space in front of it, as in the hub's folders."""
+    library = transformers()
+    vocab, merges = byte_level()
+    tokens = {"mask_token": library.AddedToken("<mask>", lstrip=True, special=True)} if strips else {}
+    library.RobertaTokenizer(vocab=vocab, merges=merges, **tokens).save_pretrained(folder)
+    return _masked(folder, library.RobertaConfig, library.RobertaForMaskedLM, len(vocab), seed, noise, changes)
+
+
+def xlm_roberta_folder(folder: Path, *, seed: int = 2, noise: float = 0.3, **changes: Any) -> Path:
+    library = transformers()
+    pieces = scored_pieces()
+    library.XLMRobertaTokenizer(vocab=[*pieces, ("<mask>", 0.0)]).save_pretrained(folder)
+    return _masked(folder, library.XLMRobertaConfig, library.XLMRobertaForMaskedLM, len(pieces) + 1, seed, noise, changes)
+
+
+def _masked(folder: Path, kind: Any, model: Any, size: int, seed: int, noise: float, changes: dict[str, Any]) -> Path:
+    config = kind(**{"vocab_size": size, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+                     "intermediate_size": 48, "max_position_embeddings": 80, "layer_norm_eps": 1e-3, **changes})
+    shaken(model(config), seed, noise).save_pretrained(folder)
     return folder

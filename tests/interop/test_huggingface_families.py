@@ -18,10 +18,13 @@ from huggingface_models import (
     m2m_folder,
     mbart_folder,
     nllb_folder,
+    roberta_folder,
+    transformers,
     without_tokenizer_json,
+    xlm_roberta_folder,
 )
 from huggingface_parity import TARGETS, check_log_probs, check_texts, opened, our_ids, quiet
-from lamina.errors import CheckpointError
+from lamina.errors import CheckpointError, LaminaError
 from lamina.interop.any_format import load_any
 
 MESSY = "The cat’s hat — “a small-boat”, 1,000.5 %  (really?)… &amp; <b> 。next１"
@@ -163,12 +166,50 @@ def test_a_tokenizer_of_another_class_is_read_by_its_tokenizer_json(tmp_path):
         load_any(folder)
 
 
+@pytest.mark.parametrize("make", [roberta_folder, lambda folder: roberta_folder(folder, strips=False), xlm_roberta_folder],
+                         ids=["roberta", "roberta that keeps spaces", "xlm-roberta"])
+@torch.no_grad()
+def test_masked_models_fill_the_same_gaps(tmp_path, make):
+    library, folder = transformers(), make(tmp_path / "masked")
+    tokenizer = library.AutoTokenizer.from_pretrained(folder)
+    theirs = library.AutoModelForMaskedLM.from_pretrained(folder).eval()
+    ours = lamina.load(folder, device="cpu", notice=quiet)
+    vocabulary = ours.vocabularies[0]
+    order = torch.tensor([vocabulary.id(name) for name in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))])
+    assert sorted(order.tolist()) == list(range(len(vocabulary)))
+    batch = tokenizer(SENTENCES, return_tensors="pt", padding=True)
+    found = ours.models[0].logits(order[batch.input_ids]).log_softmax(dim=-1)[..., order]
+    is_text = batch.attention_mask.bool()
+    torch.testing.assert_close(found[is_text], theirs(**batch).logits.log_softmax(dim=-1)[is_text], rtol=0, atol=1e-5)
+    for text in ("the old <mask> sings near", "a small <mask>", "<mask> bird walks"):
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        gap = ids[0].tolist().index(tokenizer.mask_token_id)
+        expected = theirs(input_ids=ids).logits[0, gap].softmax(dim=-1)
+        for filling in ours.fill_mask(text, topk=9):
+            number = tokenizer.convert_tokens_to_ids(filling.token)
+            assert filling.probability == pytest.approx(float(expected[number]), abs=1e-6)
+
+
+def test_a_piece_that_spells_bytes_fills_a_gap_as_text(tmp_path):
+    ours = lamina.load(roberta_folder(tmp_path / "roberta"), device="cpu", notice=quiet)
+    fillings = {filling.token: filling.text for filling in ours.fill_mask("the <mask> boat", topk=300)}
+    marked = next(piece for piece in fillings if piece.startswith("Ġ") and len(piece) > 2)
+    assert fillings[marked] == f"the {marked[1:]} boat"
+    assert fillings["a"] == "thea boat"
+
+
 def damage(name: str, **changes: Any) -> Any:
     def apply(folder: Any) -> None:
         described = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps({**described, **changes}))
 
     return apply
+
+
+def without_head(folder: Any) -> None:
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if not name.startswith("lm_head")}
+    save_file(kept, folder / "model.safetensors")
 
 
 @pytest.mark.parametrize(("make", "break_it", "message"), [
@@ -186,11 +227,16 @@ def damage(name: str, **changes: Any) -> Any:
     (nllb_folder, lambda folder: (folder / "tokenizer.json").unlink(), "lacks tokenizer.json"),
     (mbart_folder, lambda folder: (folder / "tokenizer.json").write_text("[]"), "cannot be read as a tokenizer.json"),
     (mbart_folder, damage("config.json", normalize_before=False), "normalize_before=False"),
+    (roberta_folder, damage("config.json", hidden_act="relu"), "hidden_act='relu'"),
+    (roberta_folder, damage("config.json", vocab_size=5), "the model's table has 5 rows"),
+    (roberta_folder, damage("config.json", max_position_embeddings=1), "max-positions is -1"),
+    (roberta_folder, without_head, "holds no lm_head"),
+    (roberta_folder, lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
 ])
 def test_damaged_folders_are_refused_in_one_line(tmp_path, make, break_it, message):
     folder = make(tmp_path / "model")
     break_it(folder)
-    with pytest.raises(CheckpointError, match=message) as caught:
+    with pytest.raises(LaminaError, match=message) as caught:
         load_any(folder)
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.api.loaded_model import Layers, LoadedModel, States, in_turn, texts_of
+from lamina.api.given_texts import texts_of
+from lamina.api.loaded_model import Layers, LoadedModel, States, in_turn
 from lamina.data.batching import length_batches, pad_rows
 from lamina.data.labelled_sentences import Frame
 from lamina.errors import ConfigError, DataError
 from lamina.models.masked import MaskedModel
-from lamina.text.subword import Subword, library_behind
+from lamina.text.subword import Subword, library_behind, library_of
+from lamina.text.tokenizer_json import TokenizerJson
 from lamina.text.vocabulary import BOS, EOS, FIRST_WORD_ID, MASK_SYMBOL, Vocabulary
 
 
@@ -50,7 +52,10 @@ class MaskedLanguageModel(LoadedModel[MaskedModel]):
         self.vocabularies = vocabularies
         self.subwords = subwords
         self.max_positions = min(model.max_positions for model in models)
-        self._library = library_behind(vocabularies[0].symbols)
+        own_text, own = subwords[0], library_of(subwords[0])
+        # Of the space in front of a gap; elsewhere it is a part of what fills it.
+        self._keeps_space = isinstance(own_text, TokenizerJson) and own_text.keeps_space_before(MASK_SYMBOL)
+        self._library = own if own.shows_words else library_behind(vocabularies[0].symbols)
 
     # -- gaps
 
@@ -89,7 +94,8 @@ class MaskedLanguageModel(LoadedModel[MaskedModel]):
                       "Fill one gap at a time: put a word in place of the others, or the best one found so far.")
             raise DataError(f"the text has {number or 'no'} {MASK_SYMBOL}{'s' if number > 1 else ''}: {text!r}. {advice}")
         before, after = text.split(MASK_SYMBOL)
-        left, right = [BOS, *self._ids(before)], [*self._ids(after, follows_gap=True), EOS]
+        left = [BOS, *self._ids(before if self._keeps_space else before.rstrip())]
+        right = [*self._ids(after, follows_gap=True), EOS]
         gap = len(left)
         tokens = self._checked(np.array([*left, vocabulary.id(MASK_SYMBOL), *right]))[None].to(self.device)
         probabilities = torch.stack([model.logits(tokens)[0, gap].float().softmax(dim=-1) for model in self.models]).mean(dim=0)

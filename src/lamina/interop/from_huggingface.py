@@ -22,12 +22,13 @@ from lamina.interop.huggingface_families import FAMILIES, Family
 from lamina.interop.huggingface_folder import CONFIG_NAME, read_described, read_tensors
 from lamina.interop.huggingface_generation import generation_settings, manners_of, tell_flags
 from lamina.interop.huggingface_ids import ABSENT_BIAS, IdPlan, plan_ids
-from lamina.interop.huggingface_names import OUTPUT_BIAS
+from lamina.interop.huggingface_names import FAIRSEQ_OUTPUT, OUTPUT_BIAS
 from lamina.interop.huggingface_segmentation import texts_of
 from lamina.interop.huggingface_texts import Texts, Wanted
 from lamina.parts.surface_fusion import OutputBias
 from lamina.registry import register
 from lamina.text.subword import subword_to_dict
+from lamina.traits import DECODER
 
 Notice = Callable[[str], object]
 
@@ -61,14 +62,14 @@ def _converted(folder: Path, config: Mapping[str, Any], source_lang: str | None,
     bias = tensors.pop(OUTPUT_BIAS, None)
     named = family.parameters(config, tensors)
     model_config = family.model_config(config, named)
-    needs_bias = plan.has_absent or (bias is not None and bool(bias.ne(0).any()))
-    model_config = replace(
-        model_config, decoder=replace(model_config.decoder, reads=plan.reads),
-        encoder=replace(model_config.encoder, reads=_source_reads(texts, plans[0])),
-        manners=manners_of(settings, plan, first), surface=OutputBias() if needs_bias else model_config.surface)
-    parameters = _arranged(named, plans)
-    weights = _weights(family, model_config, parameters, plans, bias if needs_bias else None)
-    tell_flags(settings, notice)
+    if register.task[family.task]().has(DECODER):
+        needs_bias = plan.has_absent or (bias is not None and bool(bias.ne(0).any()))
+        model_config = replace(
+            model_config, decoder=replace(model_config.decoder, reads=plan.reads),
+            encoder=replace(model_config.encoder, reads=_source_reads(texts, plans[0])),
+            manners=manners_of(settings, plan, first), surface=OutputBias() if needs_bias else model_config.surface)
+        tell_flags(settings, notice)
+    weights = _weights(family, model_config, _arranged(named, plans), plans, bias)
     return Checkpoint(
         config={"task": family.task, "arch": family.arch, **flatten(model_config)}, languages=texts.languages,
         dictionaries=tuple(plan.vocabulary.to_text() for plan in plans), subwords=tuple(map(subword_to_dict, texts.subwords)),
@@ -109,14 +110,14 @@ def _source_reads(texts: Texts, plan: IdPlan) -> tuple[str, ...]:
 
 def _arranged(parameters: Mapping[str, Tensor], plans: list[IdPlan]) -> dict[str, Tensor]:
     """Tables of tokens in the order of our ids."""
-    tables = {"encoder.embed_tokens.weight": plans[0], "decoder.embed_tokens.weight": plans[-1],
-              "decoder.output_projection.weight": plans[-1]}
+    tables = {"encoder.embed_tokens.weight": plans[0], "decoder.embed_tokens.weight": plans[-1], FAIRSEQ_OUTPUT: plans[-1],
+              "encoder.sentence_encoder.embed_tokens.weight": plans[0], "encoder.lm_head.bias": plans[0]}
     arranged = dict(parameters)
     for name, plan in tables.items():
         if name in arranged:
             if arranged[name].size(0) < len([row for row in plan.rows if row is not None]):
                 raise CheckpointError(f"{name} has {arranged[name].size(0)} rows, but config.json speaks of more symbols.")
-            arranged[name] = plan.arranged(arranged[name])
+            arranged[name] = plan.arranged(arranged[name], ABSENT_BIAS if name.endswith("bias") else 0.0)
     return arranged
 
 

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from lamina.config.model import DropoutConfig, EmbeddingConfig, ModelConfig, StackConfig
 from lamina.errors import CheckpointError
-from lamina.interop.huggingface_names import BASE, FAIRSEQ_OUTPUT, OUTPUT, SHARED, seq2seq_to_fairseq
+from lamina.interop.huggingface_names import BASE, FAIRSEQ_OUTPUT, OUTPUT, SHARED, masked_to_fairseq, seq2seq_to_fairseq
+from lamina.packed import FIRST_POSITION
 from lamina.parts.contracts import Positions
 from lamina.parts.position_kinds import Learned, MarianSinusoids, Sinusoidal
 from lamina.registry import first_task
-from lamina.traits import PAIRS
+from lamina.traits import MASKS, PAIRS
 
 # Theirs to ours.
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_fast", "gelu_fast": "gelu_fast",
@@ -178,6 +179,52 @@ def _fsmt_parameters(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
     return _complete(own)
 
 
+# -- RoBERTa and its kin
+
+
+def _roberta_config(config: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> ModelConfig:
+    stack = StackConfig(num_layers=number(config, "num_hidden_layers"), model_dim=number(config, "hidden_size"),
+                        ffn_dim=number(config, "intermediate_size"), num_heads=number(config, "num_attention_heads"),
+                        positions=Learned())
+    dropout = share(config, "hidden_dropout_prob", 0.1)
+    return ModelConfig(
+        encoder=stack, activation=activation(config, "hidden_act"), norm_eps=share(config, "layer_norm_eps", 1e-12),
+        embedding=EmbeddingConfig(is_scaled=False, has_norm=True,
+                                  max_positions=number(config, "max_position_embeddings", 512) - FIRST_POSITION),
+        dropout=DropoutConfig(dropout_p=dropout, attention_p=share(config, "attention_probs_dropout_prob", 0.1)))
+
+
+# What is derived, unused by a masked model, or stored twice.
+_UNREAD_BY_ROBERTA = re.compile(r"roberta\.(pooler\..*|embeddings\.(position|token_type)_ids)|lm_head\.decoder\.weight")
+
+
+def _roberta_parameters(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The vector of the first kind of token, which every token has, becomes a part of the positions."""
+    own = {name if name.startswith(("roberta.", "lm_head.", "classifier.")) else f"roberta.{name}": tensor
+           for name, tensor in tensors.items()}
+    kinds = own.pop("roberta.embeddings.token_type_embeddings.weight", None)
+    if (bias := own.pop("lm_head.decoder.bias", None)) is not None:
+        own.setdefault("lm_head.bias", bias)
+    if not any(name.startswith("lm_head.") for name in own):
+        raise CheckpointError("it holds no lm_head, which fills gaps: of RoBERTa's models those for masked language modelling "
+                              "are read (RobertaForMaskedLM).")
+    named: dict[str, Tensor] = {}
+    for name, tensor in own.items():
+        if _UNREAD_BY_ROBERTA.fullmatch(name):
+            continue
+        if (found := masked_to_fairseq(name)) is None:
+            raise CheckpointError(f"it holds {name}, which a masked model of Lamina's has no place for.")
+        named[found] = tensor
+    positions = "encoder.sentence_encoder.embed_positions.weight"
+    if kinds is not None and positions in named:
+        named[positions] = named[positions] + kinds[0]
+    return named
+
+
+def _one_text(config: Mapping[str, Any]) -> tuple[int, ...]:
+    return (number(config, "vocab_size"),)
+
+
 _SEQ2SEQ: dict[str, tuple[Any, ...]] = {"is_decoder": (None, False), "is_encoder_decoder": (None, True)}
 # Older folders say in words what every model of their type is today.
 _IN_WORDS: dict[str, tuple[Any, ...]] = {
@@ -206,4 +253,12 @@ FAMILIES: dict[str, Family] = {
     "m2m_100": Family(
         task=first_task(PAIRS), arch="transformer", tokenizer="M2M100Tokenizer", model_config=_m2m_config, vocab_sizes=one_size,
         parameters=_computed_positions(seq2seq_parameters), only_with={**_SEQ2SEQ, **_POSITIONS_FROM_2}),
+    **{kind: Family(
+        task=first_task(MASKS), arch="roberta", tokenizer=tokenizer, model_config=_roberta_config, vocab_sizes=_one_text,
+        parameters=_roberta_parameters, only_with={
+            **_POSITIONS_FROM_2, "position_embedding_type": (None, "absolute"), "is_decoder": (None, False),
+            "add_cross_attention": (None, False), "tie_word_embeddings": (None, True),
+            # Its head has this one, whatever the layers have.
+            "hidden_act": (None, "gelu")})
+       for kind, tokenizer in (("roberta", "RobertaTokenizer"), ("xlm-roberta", "XLMRobertaTokenizer"))},
 }

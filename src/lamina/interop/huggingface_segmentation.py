@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lamina.errors import CheckpointError
+from lamina.interop.fairseq_file import NO_LANGUAGE
 from lamina.interop.huggingface_ids import pieces_by_id
 from lamina.interop.huggingface_languages import m2m_texts, mbart50_texts, mbart_texts, nllb_texts
 from lamina.interop.huggingface_texts import (
@@ -49,10 +50,16 @@ def framed_texts(wanted: Wanted) -> Texts:
             raise CheckpointError(f"{wanted.folder / TOKENIZER_NAME} puts {piece} around texts, which config.json does not "
                                   "know as a symbol of its own.")
     frame = [[names.get(piece, piece) for piece in part] for part in (before, behind[:-1])]
-    subword = Framed(inner, prefix=frame[0], suffix=frame[1]) if any(frame) else inner
-    languages = (wanted.source_lang or "source", wanted.target_lang or "target")
     unknown, sides = content_of(wanted.tokenizer_config.get("unk_token", SPECIAL_SYMBOLS[UNK])), len(wanted.sizes)
-    return Texts(languages[-sides:], (pieces,) * sides, (unknown_id(pieces, unknown),) * sides, (subword,) * sides)
+    if sides == 1:
+        # Those who ask a masked model put these around a text.
+        if frame != [[SPECIAL_SYMBOLS[BOS]], []]:
+            raise CheckpointError(f"{wanted.folder / TOKENIZER_NAME} puts {' '.join(before)} and {' '.join(behind)} around a "
+                                  "text; a masked model here reads its bos_token_id, the text, and its eos_token_id.")
+        frame = [[], []]
+    subword = Framed(inner, prefix=frame[0], suffix=frame[1]) if any(frame) else inner
+    languages = (wanted.source_lang or "source", wanted.target_lang or "target") if sides == 2 else (NO_LANGUAGE,)
+    return Texts(languages, (pieces,) * sides, (unknown_id(pieces, unknown),) * sides, (subword,) * sides)
 
 
 def _own_names(pieces: Sequence[str | None], config: Mapping[str, Any]) -> dict[str, str]:

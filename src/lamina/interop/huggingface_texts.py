@@ -14,7 +14,7 @@ from lamina.interop.huggingface_ids import pieces_by_id
 from lamina.text.framed import Framed
 from lamina.text.moses_bpe import MosesBpe
 from lamina.text.subword import SentencePiece, Subword
-from lamina.text.tokenizer_json import TokenizerJson, byte_level_json
+from lamina.text.tokenizer_json import TokenizerJson, byte_level_json, tokenizer_of
 from lamina.text.vocabulary import MASK_SYMBOL, SPECIAL_SYMBOLS
 
 TOKENIZER_CONFIG, TOKENIZER_NAME = "tokenizer_config.json", "tokenizer.json"
@@ -97,7 +97,7 @@ def tokenizer_json(folder: Path) -> TokenizerJson:
         data = byte_level_json(ids, read_merges(folder), (*SPECIAL_SYMBOLS, MASK_SYMBOL),
                                has_prefix_space=settings.get("add_prefix_space") is True)
     try:
-        return TokenizerJson.from_bytes(data, str(folder / TOKENIZER_NAME))
+        return tokenizer_of(data, str(folder / TOKENIZER_NAME))
     except DataError as error:
         raise CheckpointError(str(error)) from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from lamina.fields import check, flag
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 DEFAULT_CHARACTER_COVERAGE = 0.9995  # sentencepiece's own
 JOINER = "@@"  # subword-nmt's: the next piece belongs to the same word
 WORD_END = "</w>"  # FSMT's: a word ends with this piece
+SPACE_BYTE = "Ġ"  # byte-level BPE's space: a word begins with this piece
 WORD_START = "▁"  # sentencepiece's: a word begins with this piece
 
 
@@ -131,11 +133,54 @@ class TokenizersLibrary(SubwordLibrary):
     """What a tokenizer.json of the `tokenizers` library describes; imported models have it."""
 
     file_ending = "tokenizer.json"
+    shows_words = True
 
     def load(self, data: bytes, name: str) -> Subword:
         from lamina.text.tokenizer_json import TokenizerJson
 
         return TokenizerJson.from_bytes(data, name)
+
+    def is_marked(self, piece: str) -> bool:
+        return piece.startswith(WORD_START)
+
+    def begins_word(self, piece: str) -> bool:
+        return piece.startswith(WORD_START)
+
+    def spell(self, pieces: Sequence[str]) -> str:
+        return "".join(pieces).replace(WORD_START, "")
+
+
+@register.subword("byte-level")
+@dataclass(frozen=True, kw_only=True)
+class ByteLevelLibrary(TokenizersLibrary):
+    """The same with GPT-2's pieces, which spell bytes (Radford et al. 2019)."""
+
+    shows_words = True
+
+    def load(self, data: bytes, name: str) -> Subword:
+        from lamina.text.tokenizer_json import ByteLevelJson
+
+        return ByteLevelJson.from_bytes(data, name)
+
+    def is_marked(self, piece: str) -> bool:
+        return piece.startswith(SPACE_BYTE)
+
+    def begins_word(self, piece: str) -> bool:
+        return piece.startswith(SPACE_BYTE)
+
+    def spell(self, pieces: Sequence[str]) -> str:
+        spelled = b"".join(_byte_values()[letter] if letter in _byte_values() else letter.encode("utf-8")
+                           for letter in "".join(pieces))
+        return spelled.decode("utf-8", errors="replace").removeprefix(" ")
+
+
+@cache
+def _byte_values() -> dict[str, bytes]:
+    """Bytes that are printed as they are, then the others under the next free letters from 256 on."""
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [value for value in range(0x100) if value not in printed]
+    return {chr(letter): bytes([value]) for letter, value in
+            [*zip(printed, printed, strict=True), *enumerate(others, start=0x100)]}
 
 
 @register.subword("moses-bpe")

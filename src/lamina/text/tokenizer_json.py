@@ -41,8 +41,16 @@ class TokenizerJson:
                             "again.") from None
 
     @cached_property
+    def _added(self) -> list[dict[str, Any]]:
+        return json.loads(self.model).get("added_tokens") or []
+
+    @cached_property
     def special(self) -> frozenset[str]:
-        return frozenset(token["content"] for token in json.loads(self.model).get("added_tokens", ()) if token.get("special"))
+        return frozenset(token["content"] for token in self._added if token.get("special"))
+
+    def keeps_space_before(self, symbol: str) -> bool:
+        """Whether a space in front of a symbol such as <mask> is a piece of the text; elsewhere it belongs to the symbol."""
+        return any(token["content"] == symbol and not token.get("lstrip") for token in self._added)
 
     def encode(self, line: str) -> list[str]:
         return self._tokenizer.encode(line, add_special_tokens=False).tokens
@@ -68,7 +76,20 @@ class TokenizerJson:
         return subword
 
     def __reduce__(self) -> tuple[type[TokenizerJson], tuple[bytes, str]]:
-        return TokenizerJson, (self.model, self.name)
+        return type(self), (self.model, self.name)
+
+
+class ByteLevelJson(TokenizerJson):
+    """One whose pieces spell bytes, as those of GPT-2, RoBERTa and BART."""
+
+    kind = "byte-level"
+
+
+def tokenizer_of(data: bytes, name: str) -> TokenizerJson:
+    """Of a tokenizer.json, by what its pieces spell."""
+    found = TokenizerJson.from_bytes(data, name)
+    decoder = json.loads(data).get("decoder") or {}
+    return ByteLevelJson.from_bytes(data, name) if decoder.get("type") == "ByteLevel" else found
 
 
 def byte_level_json(ids: dict[str, int], merges: Sequence[tuple[str, str]], special: Sequence[str], *,
