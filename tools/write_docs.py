@@ -261,7 +261,7 @@ def corpora_page() -> str:
         for names in dataset.files:
             own = origin(dataset.downloads, names)
             assert own is not None, f"recipes/data/{name}.yaml does not say where {names} comes from"
-            how = f"`build.py {own.build}`" if own.build else _linked(own.url) or "not published"
+            how = f"`build.py {own.build}`" if own.build else own.own or _linked(own.url) or "not published"
             remarks = [remark for remark in (own.checksum(), _linked(own.note)) if remark]
             rows.append((f"`{names.replace('|', '` or `')}`", how, " ".join(map(_sentence, remarks))))
         blocks += [f"## {name}", _sentence(dataset.about), _table(("file", "from", "checksum and notes"), rows)]

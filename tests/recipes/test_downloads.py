@@ -28,7 +28,7 @@ def test_every_file_of_a_corpus_says_where_it_comes_from(name, build):
     for names in dataset.files:
         own = origin(dataset.downloads, names)
         assert own is not None, names
-        assert own.checksum() or not own.is_public
+        assert own.checksum() or own.own or not own.is_public
         assert not own.build or own.build in build["CORPORA"]
 
 
@@ -61,7 +61,7 @@ def test_an_alternative_name_has_the_same_source():
 
 @pytest.mark.parametrize(("given", "told"), [
     (["a.tgz"], "must be a mapping"), ({"a.tgz": "https://x"}, "must be a mapping"),
-    ({"a.tgz": {}}, "needs a url, a build, or a note"), ({"a.tgz": {"uri": "x"}}, "unknown key 'uri'")])
+    ({"a.tgz": {}}, "needs a url, a build, an own, or a note"), ({"a.tgz": {"uri": "x"}}, "unknown key 'uri'")])
 def test_descriptions_are_checked(given, told):
     with pytest.raises(ConfigError, match=told):
         read_downloads(given)

@@ -10,7 +10,7 @@ from typing import Any
 
 from lamina.errors import ConfigError
 
-KEYS = ("url", "build", "sha256", "published", "note")
+KEYS = ("url", "build", "own", "sha256", "published", "note")
 
 
 @dataclass(frozen=True)
@@ -20,19 +20,20 @@ class Download:
     name: str
     url: str = ""
     build: str = ""  # the corpus' name for recipes/data/build.py, which checks what it downloads and what it builds
+    own: str = ""  # what the user brings
     sha256: str = ""  # of a file that was compared with ours
     published: str = ""  # a checksum that others give, which was not compared
     note: str = ""
 
     @property
     def is_public(self) -> bool:
-        return bool(self.url or self.build)
+        return bool(self.url or self.build or self.own)
 
     def how(self, folder: Path | str = "FOLDER") -> str:
         """How to come by it, as an error or a list says it."""
         if self.build:
             return f"python recipes/data/build.py {self.build} --into {folder}"
-        return self.url or f"not published: {self.note}"
+        return self.own or self.url or f"not published: {self.note}"
 
     def checksum(self) -> str:
         if self.build:
@@ -51,7 +52,7 @@ def read_downloads(values: Any) -> tuple[Download, ...]:
             raise ConfigError(f"downloads: {name} has an unknown key {unknown[0]!r}. Known: {', '.join(KEYS)}.")
         download = Download(str(name), **{key: str(value) for key, value in own.items()})
         if not download.is_public and not download.note:
-            raise ConfigError(f"downloads: {name} needs a url, a build, or a note that says why there is none.")
+            raise ConfigError(f"downloads: {name} needs a url, a build, an own, or a note that says why there is none.")
         found.append(download)
     return tuple(found)
 
