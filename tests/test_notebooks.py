@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lamina.plug_ins import restored
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 README = EXAMPLES.parent / "README.md"
 LINK = re.compile(r"\]\(([^)\s#]+)[^)\s]*\)")
@@ -76,6 +78,35 @@ def test_its_links_lead_somewhere_and_pages_lead_to_it(path):
     assert f"examples/{path.name}" in README.read_text(encoding="utf-8")
     assert f"examples/{path.name}" in (README.parent / "docs" / "python.md").read_text(encoding="utf-8")
     assert f"examples/{path.stem}.md" in (README.parent / "mkdocs.yml").read_text(encoding="utf-8")
+
+
+CELL = """
+from dataclasses import dataclass
+import lamina
+from lamina.fields import flag
+from lamina.parts import Criterion
+
+@lamina.register.criterion("cell")
+@dataclass(frozen=True, kw_only=True)
+class Cell(Criterion):
+    'A cell of a notebook.'
+    share: float = flag(DEFAULT, "a share", name="cell-share")
+
+    def loss(self, model, batch, active, *, is_compiled):
+        raise NotImplementedError
+"""
+
+
+def test_a_cell_that_registers_a_part_may_run_again():
+    from lamina.api.keyword_options import given_by
+    from lamina.config.parser import resolve
+    from lamina.config.train_options import TrainConfig
+
+    with restored():
+        for default in (0.5, 0.25):
+            exec(CELL.replace("DEFAULT", str(default)), {"__name__": "__main__"})
+            given = given_by("train", TrainConfig, {"criterion": "cell", "max_tokens": 10}, ["data"])
+            assert resolve(TrainConfig, given).optimization.criterion.share == default
 
 
 @pytest.mark.extra

@@ -256,7 +256,7 @@ class Translator(LoadedModel[EncoderDecoder]):
 
         Arguments:
             texts: source text, one or several.
-            layers: which layers' outputs to give besides the final states: "all", "last" (none besides), a number or
+            layers: which layers' outputs to give as well as the final states: "all", "last" (no others), a number or
                 several; 0 is the encoder's input, 1 the output of its first layer.
             batch_size: texts at a time.
             warn: hears of texts that are cut to the model's positions.
