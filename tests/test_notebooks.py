@@ -129,7 +129,8 @@ import lamina
 pairs = [(f"{a} {b}", f"{b} {a}") for a in "abcdefgh" for b in "abcdefgh"]
 data = lamina.prepare(pairs, valid=pairs[:4], out="data", workers=1)
 began = lambda event: print("begun", flush=True) if event.kind == "update" and event.num_updates == 2 else None
-options = dict(arch="tiny", encoder_layers=1, decoder_layers=1, max_tokens=64, save_dir="ck", epoch_checkpoints=False, cpu=True)
+options = dict(arch="tiny", encoder_layers=1, decoder_layers=1, max_tokens=64, save_dir="ck", epoch_checkpoints=False, cpu=True,
+               log_interval=1)
 model = lamina.train(data, max_update=100_000, callbacks=[began], **options)
 """
 RESUMED = """
