@@ -15,7 +15,7 @@ from lamina.command_line import COMMANDS, load
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, REFUSED_VALUES, Retired, retired_for
 from lamina.config.packaged_recipes import all_corpora
 from lamina.fields import Leaf, default_text, flatten, leaves, unique_leaves
-from lamina.recipes.downloads import origin
+from lamina.recipes.origins import origin
 from lamina.recipes.recipe_file import find_dataset, find_recipe
 from lamina.recipes.results import PUBLISHED_DATA, RUN, Row, read_rows, section
 from lamina.registry import register
@@ -457,6 +457,7 @@ def _recipe_page(name: str, rows: Sequence[Row], folder: Path) -> str:
         blocks.append(f"Published: {recipe.published}.")
     blocks += [f"![{title}: {what}](../figures/{name}{ending}.svg)" for ending, what in (("", "scores"), ("-loss", "losses"))
                if (folder / "figures" / f"{name}{ending}.svg").exists()]
+    blocks.append(f"Corpus: [{recipe.data.name}](../corpora.md#{recipe.data.name}).")
     return "\n\n".join([*blocks, section(name, rows, PUBLISHED_DATA).strip()]) + "\n"
 
 

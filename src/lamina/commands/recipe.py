@@ -14,7 +14,7 @@ from lamina.config.packaged_recipes import all_names
 from lamina.config.recipe_options import RecipeListConfig, RecipePrepareConfig, RecipeRunConfig, RecipeTableConfig
 from lamina.errors import ConfigError, DataError
 from lamina.recipes.dataset import Dataset, read_dataset
-from lamina.recipes.downloads import compared, origin
+from lamina.recipes.origins import compared, origin
 from lamina.recipes.plan import Places, plan_comparisons
 from lamina.recipes.recipe_file import Recipe, find_dataset, find_recipe
 from lamina.recipes.results import FILE_NAME, read_rows, render

@@ -12,7 +12,7 @@ from lamina.config.yaml_file import read_mapping
 from lamina.errors import ConfigError
 from lamina.files import is_plain_name
 from lamina.recipes.confine import ADVICE, is_place_inside
-from lamina.recipes.downloads import Download, read_downloads
+from lamina.recipes.origins import Download, read_downloads
 from lamina.suggestions import suggestion
 
 TEXT = "txt"  # the ending of a text with one side

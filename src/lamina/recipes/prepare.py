@@ -19,7 +19,7 @@ from lamina.files import whole_folder
 from lamina.metrics.m2 import Annotated, read_m2
 from lamina.preprocess.workers import Progress, Workers, no_progress
 from lamina.recipes.dataset import Cleaning, Dataset, TestSet, check_places, filled
-from lamina.recipes.downloads import digest_of, origin
+from lamina.recipes.origins import digest_of, origin
 from lamina.recipes.sources import locate, read_place
 from lamina.text.subword import Whitespace, remove_joiners
 from lamina.text.tokenizer import Moses, punctuation_normalizer

@@ -11,7 +11,7 @@ import pytest
 from lamina.cli import main
 from lamina.config.packaged_recipes import all_corpora
 from lamina.errors import ConfigError
-from lamina.recipes.downloads import Download, compared, digest_of, origin, read_downloads
+from lamina.recipes.origins import Download, compared, digest_of, origin, read_downloads
 from lamina.recipes.recipe_file import find_dataset
 
 BUILD = Path(__file__).parents[2] / "recipes" / "data" / "build.py"
