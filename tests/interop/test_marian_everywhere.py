@@ -46,10 +46,10 @@ def test_new_text_is_cut_and_numbered_as_the_model_does(data, folder):
 
 def test_the_preset_is_what_opus_mt_says_of_itself():
     """The config.json of its base models, in its own words."""
-    said = {"d_model": 512, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 8,
-            "decoder_attention_heads": 8, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048, "activation_function": "swish", "scale_embedding": True,
-            "max_position_embeddings": 512, "dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0,
-            "share_encoder_decoder_embeddings": True, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+    both = {"layers": 6, "attention_heads": 8, "ffn_dim": 2048, "layerdrop": 0.0}
+    said = {"d_model": 512, "activation_function": "swish", "scale_embedding": True, "max_position_embeddings": 512,
+            "dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0, "share_encoder_decoder_embeddings": True,
+            **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in both.items()}}
     config, preset = FAMILIES["marian"].model_config(said, {}), register.arch["marian"]()
     assert config.encoder == preset.encoder
     assert replace(config.decoder, reads=preset.decoder.reads) == preset.decoder
