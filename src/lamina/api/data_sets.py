@@ -19,6 +19,7 @@ from lamina.data.batching import AnyBatch
 from lamina.data.data_folder import read_manifest
 from lamina.data.feed import Feed
 from lamina.errors import DataError
+from lamina.interop.any_format import texts_like
 from lamina.preprocess.folder_summary import summary, warnings
 from lamina.preprocess.pipeline import make_data_folder
 from lamina.registry import first_task
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 # Sentence pairs, sentences, rows of a table such as a datasets.Dataset, or files: a pair of them, or one.
 Texts = (Iterable[tuple[str, str]] | Iterable[str] | Iterable[Mapping[str, object]] | tuple[str | Path, str | Path] | Path)
 
-NAMES = ("source", "target")  # of sides whose languages nobody named
+NAMES = ("source", "target")  # of sides whose languages were not named
 FROM_PYTHON = "(sentences given to lamina.prepare)"
 
 
@@ -162,7 +163,7 @@ def prepare(train: Texts, valid: Texts | None = None, test: Texts | None = None,
         # A text without a language has its prefix as the whole name.
         prefixes = {"trainpref": spooled / "train", **{f"{split}pref": spooled / split for split in opened if split != "train"}}
         config = config_of("preprocess", PreprocessConfig, {**options, **sides, **prefixes, "destdir": str(folder)})
-        report = make_data_folder(config, told=dict.fromkeys(prefixes, FROM_PYTHON))
+        report = make_data_folder(config, told=dict.fromkeys(prefixes, FROM_PYTHON), like=texts_like(config, warn_in_python))
     for line in warnings(report, config):
         warn_in_python(line)
     data = Data(folder)
@@ -236,7 +237,7 @@ def _files(paths: list[Path], source_lang: str | None, target_lang: str | None) 
                 return
             if None in pair:
                 shorter, longer = paths if pair[0] is None else paths[::-1]
-                raise DataError(f"{shorter} ends after line {number}, and {longer} goes on: line N of one must translate "
+                raise DataError(f"{shorter} ends after line {number}, and {longer} has more: line N of one must translate "
                                 "line N of the other.")
             number += 1
             yield tuple(pair)  # type: ignore[arg-type]

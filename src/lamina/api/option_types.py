@@ -156,6 +156,7 @@ class TrainOptions(TypedDict, total=False):
     freeze: str | Sequence[str]
     freq_weighted_replacement: bool
     fsdp: bool
+    fsdp_size: int | None
     fusion: str
     init_token: int
     init_type: str
@@ -303,6 +304,7 @@ class PrepareOptions(TypedDict, total=False):
     dataset_impl: str
     dict_only: bool
     joined_dictionary: bool
+    like: str | None
     max_line_length: int
     nwordssrc: int
     nwordstgt: int
