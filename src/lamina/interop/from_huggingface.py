@@ -51,7 +51,8 @@ def _converted(folder: Path, config: Mapping[str, Any], source_lang: str | None,
                notice: Notice) -> Checkpoint:
     family = _family(config)
     sizes = family.vocab_sizes(config)
-    settings = generation_settings(folder, config)
+    generates = register.task[family.task]().has(DECODER)
+    settings = generation_settings(folder, config) if generates else {}
     texts = texts_of(Wanted(folder, sizes, source_lang, target_lang, config, settings), family.tokenizer)
     starts = settings.get("decoder_start_token_id", config.get("decoder_start_token_id"))
     plans = [plan_ids(pieces, _special(config, unknown), _start(starts, pieces, texts))
@@ -62,7 +63,7 @@ def _converted(folder: Path, config: Mapping[str, Any], source_lang: str | None,
     bias = tensors.pop(OUTPUT_BIAS, None)
     named = family.parameters(config, tensors)
     model_config = family.model_config(config, named)
-    if register.task[family.task]().has(DECODER):
+    if generates:
         needs_bias = plan.has_absent or (bias is not None and bool(bias.ne(0).any()))
         model_config = replace(
             model_config, decoder=replace(model_config.decoder, reads=plan.reads),
