@@ -24,6 +24,7 @@ LAYERS = """
     threads
     traits
     registry
+    suggestions
     fields
     plug_ins
     parts

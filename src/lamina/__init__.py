@@ -34,12 +34,13 @@ if TYPE_CHECKING:
         save,
         train,
     )
+    from lamina.errors import LaminaError
     from lamina.registry import register
 
 __version__ = "0.1.0"
-__all__ = ["AnyBatch", "Attention", "Data", "Event", "Filling", "LanguageModel", "MaskedLanguageModel", "ModelConfig",
-           "Prediction", "Score", "SearchConfig", "States", "Translation", "Translator", "__version__", "load", "prepare",
-           "register", "save", "train"]
+__all__ = ["AnyBatch", "Attention", "Data", "Event", "Filling", "LaminaError", "LanguageModel", "MaskedLanguageModel",
+           "ModelConfig", "Prediction", "Score", "SearchConfig", "States", "Translation", "Translator", "__version__", "load",
+           "prepare", "register", "save", "train"]
 
 
 def __getattr__(name: str) -> object:
@@ -47,6 +48,10 @@ def __getattr__(name: str) -> object:
         from lamina.registry import register
 
         return register
+    if name == "LaminaError":
+        from lamina.errors import LaminaError
+
+        return LaminaError
     # Only on demand: `lamina --help` should not wait for torch.
     if name in __all__:
         import lamina.api

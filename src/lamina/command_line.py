@@ -88,7 +88,7 @@ def overview(group: str = "") -> str:
 
 def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
     """The command that the first word names, or the first two (`analyze fusion`), and the words after it."""
-    from lamina.fields import suggestion
+    from lamina.suggestions import suggestion
 
     first, *rest = (words[0].replace("_", "-"), *words[1:])
     if first in COMMANDS:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from lamina.errors import ConfigError
 from lamina.registry import register, version
+from lamina.suggestions import suggestion
 
 T = TypeVar("T")
 
@@ -406,14 +407,6 @@ def describe(kind: Any) -> str:
 
 
 _PLURALS = {int: "whole numbers", float: "numbers", str: "words"}
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """' Did you mean --max-tokens?', or nothing where no option comes close."""
-    import difflib
-
-    close = difflib.get_close_matches(name.lstrip("-"), list(known), n=1, cutoff=0.6)
-    return f" Did you mean --{close[0]}?" if close else ""
 
 
 def unique_leaves(cls: type) -> list[Leaf]:

@@ -244,3 +244,47 @@ def test_threads_translate_at_once_with_the_same_results(model):
     expected = [work(number) for number in range(16)]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(work, range(16))) == expected
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda model: model.translate(None), "sentences is a NoneType; it must be text, one or a list of them."),
+    (lambda model: model.translate(["a", 1]), "sentences must be text, one or a list of them; there is a int among them."),
+    (lambda model: next(model.stream("the old boat")), "sentences is a str; it must be something that gives texts"),
+    (lambda model: next(model.stream_tokens(["a bird"])), "sentence is a list; it must be one text, as a string."),
+    (lambda model: next(model.stream_tokens("a bird", beam=5)), "beam is 5, but tokens are streamed while a text is written"),
+    (lambda model: model.encode([]), "there is no text to encode: the list is empty."),
+    (lambda model: model.attention(["a bird"]), "source is a list; it must be one text, as a string."),
+    (lambda model: model.attention("a bird", layer="top"), "layer is 'top'; the decoder has 3 layers, 0 to 2."),
+    (lambda model: model.score(["a bird", "BIRD A"]), "pairs has 'a bird'; expected a source and its translation as a tuple"),
+    (lambda model: model.score(7), "pairs has 7; expected a source and its translation"),
+    (lambda model: model.translate("a bird", do_sample=True), "unknown option 'do-sample'. Did you mean --sampling?"),
+    (lambda model: model.translate("a bird", num_beams=5), "unknown option 'num-beams'. Did you mean --beam?"),
+    (lambda model: model.translate("a bird", top_p=0.5), "unknown option 'top-p'. Did you mean --sampling-topp?"),
+    (lambda model: model.translate("a bird", max_new_tokens=5), "unknown option 'max-new-tokens'. Did you mean --max-len-b?"),
+])
+def test_mistakes_are_told_in_one_line(model, call, message):
+    with pytest.raises(ConfigError) as found:
+        call(model)
+    assert message in str(found.value)
+
+
+def test_a_precision_may_stand_where_torch_takes_it(model):
+    assert model.to(torch.bfloat16).dtype == torch.bfloat16
+    assert model.to("float32").dtype == torch.float32
+
+
+def test_one_pair_has_gates_of_its_own(folder):
+    fused = lamina.load(folder / "fused" / "checkpoint_last.pt", device="cpu", task="translation")
+    np.testing.assert_array_equal(fused.gates(("a bird", "BIRD A")).values, fused.gates([("a bird", "BIRD A")]).values)
+
+
+def test_perplexity_of_a_score(model):
+    score = model.score(("a bird", "BIRD A"))
+    assert score.perplexity == pytest.approx(float(np.exp(-np.mean(score.token_scores))))
+
+
+def test_warnings_are_about_the_line_that_called(folder):
+    fused = lamina.load(folder / "fused" / "checkpoint_last.pt", device="cpu", task="translation")
+    with pytest.warns(UserWarning, match="without --decoder-layerdrop") as found:
+        fused.prune(decoder=2)
+    assert {warning.filename for warning in found} == {__file__}

@@ -126,6 +126,12 @@ def test_the_callers_random_numbers_stay(data, tmp_path):
     ({"arch": "tinny"}, "--arch is 'tinny'. Did you mean tiny?"),
     ({"distributed_world_size": 2}, "lamina.train is one process: start the script with torchrun"),
     ({"print_config": True}, "print_config is for the command line"),
+    ({"callbacks": print}, "callbacks has a builtin_function_or_method; it must be a list of functions of an event"),
+    ({"callbacks": [3]}, "callbacks has a int; it must be a list of functions of an event: callbacks=[on_event]."),
+    ({"criterion": 3}, "criterion is a int; it must be a name or a function of log-probabilities and batch."),
+    ({"max_steps": 3}, "unknown option --max-steps. Did you mean --max-update?"),
+    ({"num_train_epochs": 3}, "unknown option --num-train-epochs. Did you mean --max-epoch?"),
+    ({"output_dir": "x"}, "unknown option --output-dir. Did you mean --save-dir?"),
 ])
 def test_wrong_options_have_the_errors_of_the_command_line(data, tmp_path, options, message):
     with pytest.raises(ConfigError) as found:

@@ -128,10 +128,11 @@ def prepare(train: Texts, valid: Texts | None = None, test: Texts | None = None,
 
     Arguments:
         train: what dictionaries and subwords are learned from: a list or generator of sentence pairs, a pair of file names, or
-            a `datasets.Dataset` (with a column `translation`, two columns named by the languages, or two columns at all). For
-            models of one text: sentences, one file as a Path, or a Dataset with a column `text`.
-        valid, test: likewise; what validation and `lamina generate` read.
-        out: the folder to write. Files of an earlier run are replaced.
+            a `datasets.Dataset` or a table of pandas or polars (with a column `translation`, two columns named by the
+            languages, or two columns at all). For models of one text: sentences, one file as a Path, or a table with a column
+            `text`.
+        valid, test: likewise, the same columns; what validation and `lamina generate` read.
+        out: the folder to write. Splits that are there already are replaced; one that stays has to fit.
         source_lang, target_lang: the languages. If left out, files and columns name them; otherwise "source" and "target".
         user_dir: a file or folder that registers parts of your own.
         options: those of `lamina preprocess`, with underscores: `subword="sentencepiece", vocab_size=8000`.
@@ -149,12 +150,12 @@ def prepare(train: Texts, valid: Texts | None = None, test: Texts | None = None,
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as name:
         spooled = Path(name)
-        opened = {split: _opened(texts, split, source_lang, target_lang) for split, texts in given.items()}
-        languages = opened["train"].languages
+        opened = {"train": _opened(train, "train", source_lang, target_lang)}
+        languages, columns = opened["train"].languages, opened["train"].columns
+        for split, texts in given.items():
+            opened[split] = opened.get(split) or _opened(texts, split, source_lang, target_lang, columns)
+            _check_sides(languages, opened[split].languages, split)
         for split, rows in opened.items():
-            if len(rows.languages) != len(languages):
-                raise DataError(f"train has {len(languages)} side{'s' if len(languages) > 1 else ''}, and {split} has "
-                                f"{len(rows.languages)}.")
             _spool(rows, languages, split, spooled)
         sides = ({"source_lang": languages[0], "target_lang": languages[1]} if len(languages) == 2 else
                  {"source_lang": languages[0] or None, "only_source": True})
@@ -172,10 +173,20 @@ def prepare(train: Texts, valid: Texts | None = None, test: Texts | None = None,
 class _Rows(NamedTuple):
     languages: tuple[str, ...]
     lines: Iterator[tuple[str, ...]]
+    columns: tuple[str, ...] = ()  # of a table: those of the sides
 
 
-def _opened(texts: Texts, split: str, source_lang: str | None, target_lang: str | None) -> _Rows:
-    """As rows of one or two sentences."""
+def _check_sides(languages: tuple[str, ...], own: tuple[str, ...], split: str) -> None:
+    """Of a split against those of train."""
+    if len(own) != len(languages):
+        raise DataError(f"train has {len(languages)} side{'s' if len(languages) > 1 else ''}, and {split} has {len(own)}.")
+    if own != languages and NAMES not in (own, languages) and "" not in own:
+        raise DataError(f"train is {' -> '.join(languages)}, and {split} is {' -> '.join(own)}: give both in the same order.")
+
+
+def _opened(texts: Texts, split: str, source_lang: str | None, target_lang: str | None,
+            columns: tuple[str, ...] = ()) -> _Rows:
+    """As rows of one or two sentences; of a table by these columns, if it has them."""
     named = tuple(given or name for given, name in zip((source_lang, target_lang), NAMES, strict=True))
     if isinstance(texts, (str, bytes)):
         raise DataError(f"{split} is one string. Give a list of sentence pairs, a pair of file names, or a Path.")
@@ -183,8 +194,11 @@ def _opened(texts: Texts, split: str, source_lang: str | None, target_lang: str 
         return _Rows((source_lang or "",), ((line,) for line in _file_lines(texts)))
     if isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(side, (str, Path)) for side in texts):
         return _files([Path(side) for side in texts], source_lang, target_lang)  # type: ignore[arg-type]
+    if isinstance(texts, Mapping):
+        raise DataError(f"{split} is a {type(texts).__name__} of {', '.join(map(str, list(texts)[:5]))}. Give one split of it, "
+                        "or pairs: zip(sources, targets).")
     try:
-        rows = iter(texts)
+        rows = _rows_of(texts)
     except TypeError:
         raise DataError(f"{split} is a {type(texts).__name__}, which cannot be read row by row.") from None
     first = next(rows, None)
@@ -192,10 +206,20 @@ def _opened(texts: Texts, split: str, source_lang: str | None, target_lang: str 
         raise DataError(f"{split} has no sentences.")
     rows = chain([first], rows)  # type: ignore[list-item]
     if isinstance(first, Mapping):
-        return _columns(first, rows, split, source_lang, target_lang)  # type: ignore[arg-type]
+        return _columns(first, rows, split, source_lang, target_lang, columns)  # type: ignore[arg-type]
     if isinstance(first, str):
         return _Rows((source_lang or "",), ((row,) for row in rows))  # type: ignore[misc]
     return _Rows(named, rows)  # type: ignore[arg-type]
+
+
+def _rows_of(texts: object) -> Iterator[object]:
+    """Of a table of pandas or polars, which iterate over columns, rows by name; of anything else what it gives."""
+    if hasattr(texts, "itertuples") and hasattr(texts, "columns"):
+        names = [str(name) for name in texts.columns]
+        return (dict(zip(names, row, strict=True)) for row in texts.itertuples(index=False, name=None))
+    if hasattr(texts, "iter_rows"):
+        return iter(texts.iter_rows(named=True))
+    return iter(texts)  # type: ignore[call-overload]
 
 
 def _files(paths: list[Path], source_lang: str | None, target_lang: str | None) -> _Rows:
@@ -238,27 +262,30 @@ def _file_lines(path: Path) -> Iterator[str]:
 
 
 def _columns(first: Mapping[str, object], rows: Iterator[Mapping[str, object]], split: str, source_lang: str | None,
-             target_lang: str | None) -> _Rows:
-    """A table such as a datasets.Dataset."""
+             target_lang: str | None, columns: tuple[str, ...]) -> _Rows:
+    """A table such as a datasets.Dataset; those of train, if they are here too."""
     inner = first.get("translation")
     if isinstance(inner, Mapping):
         first, rows = inner, (row["translation"] for row in rows)  # type: ignore[misc]
     names = list(first)
     wanted = (source_lang, target_lang)
-    if all(name in first for name in wanted):
-        sides: tuple[str, ...] = wanted  # type: ignore[assignment]
+    if columns and all(name in first for name in columns):
+        sides: tuple[str, ...] = columns
+    elif all(name in first for name in wanted):
+        sides = wanted  # type: ignore[assignment]
     elif len(names) == 2 and "text" not in names:
         sides = tuple(names)
         if source_lang == sides[1] or target_lang == sides[0]:
             sides = sides[::-1]
     elif "text" in names or len(names) == 1:
         sides = ("text",) if "text" in names else (names[0],)
-        return _Rows((source_lang or "",), ((row[sides[0]],) for row in rows))  # type: ignore[misc]
     else:
         raise DataError(f"{split} has the columns {', '.join(names)}: which are the two sides? Name them with source_lang and "
                         "target_lang, or keep two columns.")
+    if len(sides) == 1:
+        return _Rows((source_lang or "",), ((row[sides[0]],) for row in rows), sides)  # type: ignore[misc]
     languages = tuple(given or side for given, side in zip(wanted, sides, strict=True))
-    return _Rows(languages, ((row[sides[0]], row[sides[1]]) for row in rows))  # type: ignore[misc]
+    return _Rows(languages, ((row[sides[0]], row[sides[1]]) for row in rows), sides)  # type: ignore[misc]
 
 
 def _spool(rows: _Rows, languages: tuple[str, ...], split: str, folder: Path) -> None:
@@ -268,7 +295,7 @@ def _spool(rows: _Rows, languages: tuple[str, ...], split: str, folder: Path) ->
     try:
         for number, row in enumerate(rows.lines, start=1):
             if not isinstance(row, (tuple, list)) or len(row) != len(files):
-                raise DataError(f"row {number} of {split} is {str(row)[:60]!r}; expected "
+                raise DataError(f"row {number} of {split} is {repr(row)[:60]}; expected "
                                 f"{'a sentence' if len(files) == 1 else 'a pair of sentences'}.")
             for file, line in zip(files, row, strict=True):
                 if not isinstance(line, str):

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 import torch
 
-from lamina.api.loaded_model import Layers, LoadedModel, States, in_turn, texts_of
-from lamina.api.outputs import Score, TooLong, Translation, fitted, only_one, warn_in_python, warn_of_lost
+from lamina.api.given_texts import many_texts, one_text, texts_of
+from lamina.api.loaded_model import Layers, LoadedModel, States, in_turn
+from lamina.api.outputs import Score, TooLong, Translation, fitted, greedy, only_one, warn_in_python, warn_of_lost
 from lamina.config.search_options import SearchConfig
 from lamina.decode.batched_search import search_rows
 from lamina.decode.scoring import score_rows
@@ -125,7 +126,7 @@ class LanguageModel(LoadedModel[DecoderOnly]):
         """
         if buffer_size < 1:
             raise ConfigError(f"--buffer-size is {buffer_size}; it must be at least 1.")
-        lines, number = iter(prompts), first_number
+        lines, number = many_texts(prompts, "prompts"), first_number
         while buffer := list(islice(lines, buffer_size)):
             yield from self.generate(buffer, beam, search=search, max_tokens=max_tokens, batch_size=batch_size, seed=seed,
                                      first_number=number, remove_bpe=remove_bpe, too_long=too_long, warn=warn, **options)
@@ -146,8 +147,8 @@ class LanguageModel(LoadedModel[DecoderOnly]):
         >>> "".join(model.stream_tokens("the old", max_len_b=5)) == model.generate("the old", beam=1, max_len_b=5).text
         True
         """
-        config = only_one(None, **{**options, "beam": 1})
-        ids = self._fitted_prompt(self.token_ids(prompt)[:-1], config, 0, too_long, warn or warn_in_python)
+        config = greedy(**options)
+        ids = self._fitted_prompt(self.token_ids(one_text(prompt, "prompt"))[:-1], config, 0, too_long, warn or warn_in_python)
         if ids is None:
             return
         searcher = Search(self.models, config, vocabulary=self.vocabulary)

@@ -8,7 +8,7 @@ import copy
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lamina.api.outputs import parse_device, parse_dtype, silent, warn_in_python
+from lamina.api.outputs import SPELLINGS, parse_device, parse_dtype, silent, warn_in_python
 from lamina.checkpoint.format import Checkpoint, load_weights_, save_checkpoint
 from lamina.checkpoint.marks import marks_of
 from lamina.config.chosen_depth import parse_depth
@@ -93,11 +93,11 @@ class LoadedModel(Generic[M]):
 
     # -- where it is
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None) -> Self:
+    def to(self, device: torch.device | torch.dtype | str | None = None, dtype: torch.dtype | str | None = None) -> Self:
         """Move to another device, or compute in another precision; returns itself.
 
         Arguments:
-            device: "cpu", "cuda", "cuda:1" or a torch.device; where it is now, if left out.
+            device: "cpu", "cuda", "cuda:1" or a torch.device; where it is now, if left out. A precision may stand here too.
             dtype: "fp32", "fp16", "bf16", torch's names of them or a torch.dtype; as now, if left out.
 
         Returns:
@@ -106,6 +106,8 @@ class LoadedModel(Generic[M]):
         >>> model.to("cpu").translate("a bird").text == model.translate("a bird").text
         True
         """
+        if dtype is None and (isinstance(device, torch.dtype) or device in SPELLINGS):  # as torch's own `to` takes it
+            device, dtype = None, device
         with self._turn():
             target = self.device if device is None else parse_device(device)
             chosen = parse_dtype(dtype) or self.dtype
@@ -328,6 +330,8 @@ class LoadedModel(Generic[M]):
                 run: Callable[[M, Tensor], object], batch_size: int | None) -> States:
         """`run` passes a batch of ids through a model; of the first stack that it passes through, the states are kept."""
         model = self._only("encode")
+        if not rows:
+            raise ConfigError("there is no text to encode: the list is empty.")
         stack = next(iter(stacks_of(model).values()))
         wanted = _layer_numbers(layers, len(stack.layers))
         width = max((len(row) for row in rows), default=0)
@@ -402,13 +406,3 @@ def _short_number(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return str(number)
-
-
-def texts_of(given: str | Iterable[str], what: str = "texts") -> list[str]:
-    """One text or several, as a list."""
-    lines = [given] if isinstance(given, str) else list(given)
-    wrong = next((line for line in lines if not isinstance(line, str)), None)
-    if wrong is not None:
-        raise ConfigError(f"{what} must be text, one or a list of them; there is a {type(wrong).__name__} among them.")
-    return lines
-

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.api.loaded_model import Layers, LoadedModel, States, in_turn, texts_of
+from lamina.api.given_texts import texts_of
+from lamina.api.loaded_model import Layers, LoadedModel, States, in_turn
 from lamina.data.batching import length_batches, pad_rows
 from lamina.data.labelled_sentences import Frame
 from lamina.errors import ConfigError, DataError

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -50,11 +52,18 @@ class Score:
 
     @property
     def total(self) -> float:
+        """The log-probability of all tokens."""
         return sum(self.token_scores)
 
     @property
     def mean(self) -> float:
+        """The log-probability per token."""
         return self.total / len(self.token_scores)
+
+    @property
+    def perplexity(self) -> float:
+        """Per token, `</s>` included."""
+        return math.exp(-self.mean)
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,14 @@ def only_one(search: SearchConfig | None, **options: object) -> SearchConfig:
     if search is not None and given:
         raise ConfigError(f"{given[0]} and search were both given. Put {given[0]} into the SearchConfig, or leave search out.")
     return search or search_config(**options)
+
+
+def greedy(**options: object) -> SearchConfig:
+    """Of a text that only grows."""
+    if options.get("beam") not in (None, 1):
+        raise ConfigError(f"beam is {options['beam']}, but tokens are streamed while a text is written: a beam has no one "
+                          "text that only grows. Leave beam out.")
+    return search_config(**{**options, "beam": 1})
 
 
 def fitted(ids: np.ndarray, limit: int, number: int, too_long: TooLong, warn: Callable[[str], object],
@@ -148,4 +165,8 @@ def silent(message: str) -> None:
 
 
 def warn_in_python(message: str) -> None:
-    warnings.warn(message, stacklevel=4)
+    """As a warning about the line that called Lamina, however far down this was found."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("lamina", "contextlib"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)

@@ -93,6 +93,7 @@ def train(data: Data | str | Path, *, task: str = "translation", criterion: str 
     [('train', 1), ('epoch', 1), ('valid', 1)]
     """
     import_parts(user_dir)
+    _check_functions(criterion, callbacks)
     function = None if criterion is None or isinstance(criterion, str) else FunctionLoss(criterion)
     named = {} if function is not None else {"criterion": criterion}
     given = given_by("train", TrainConfig, {**named, **options, "task": task}, [os.fspath(data)])
@@ -116,6 +117,17 @@ def train(data: Data | str | Path, *, task: str = "translation", criterion: str 
     if isinstance(model, LoadedModel):
         model.history = outcome.rows
     return model
+
+
+def _check_functions(criterion: object, callbacks: object) -> None:
+    """Before hours of training find out."""
+    if not (criterion is None or isinstance(criterion, str) or callable(criterion)):
+        raise ConfigError(f"criterion is a {type(criterion).__name__}; it must be a name or a function of log-probabilities "
+                          "and batch.")
+    wrong = next((own for own in callbacks if not callable(own)), None) if isinstance(callbacks, (list, tuple)) else callbacks
+    if wrong is not None:
+        raise ConfigError(f"callbacks has a {type(wrong).__name__}; it must be a list of functions of an event: "
+                          "callbacks=[on_event].")
 
 
 class _Outcome(NamedTuple):
@@ -142,7 +154,7 @@ def _outcome(run: Run) -> _Outcome:
 def _loaded(outcome: _Outcome) -> AnyModel:
     if isinstance(outcome.model, Path):
         return load(outcome.model, device=outcome.device)
-    return model_of(outcome.model, "lamina.train", outcome.device)
+    return model_of(outcome.model, "this model", outcome.device)
 
 
 def _raise_as_python_does(stop: StopSignal | AlreadyToldError) -> None:

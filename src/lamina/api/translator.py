@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from lamina.analysis.fusion_weights import FusionWeights, Gates, fusion_weights, gates, mixes_hard, source_attention
-from lamina.api.loaded_model import Layers, LoadedModel, States, in_turn, texts_of
-from lamina.api.outputs import Attention, Score, TooLong, Translation, fitted, only_one, warn_in_python, warn_of_lost
+from lamina.api.given_texts import is_pair, many_texts, one_text, pairs_of, texts_of
+from lamina.api.loaded_model import Layers, LoadedModel, States, in_turn
+from lamina.api.outputs import Attention, Score, TooLong, Translation, fitted, greedy, only_one, warn_in_python, warn_of_lost
 from lamina.config.chosen_depth import DepthText
 from lamina.config.search_options import SearchConfig
 from lamina.data.batching import DEFAULT_BATCH_SIZE, collate
@@ -165,7 +166,7 @@ class Translator(LoadedModel[EncoderDecoder]):
         """
         if buffer_size < 1:
             raise ConfigError(f"--buffer-size is {buffer_size}; it must be at least 1.")
-        lines, number = iter(sentences), first_number
+        lines, number = many_texts(sentences, "sentences"), first_number
         phrases = None if constraints is None else iter(constraints)
         while buffer := list(islice(lines, buffer_size)):
             own = None if phrases is None else list(islice(phrases, len(buffer)))
@@ -190,8 +191,9 @@ class Translator(LoadedModel[EncoderDecoder]):
         >>> "".join(model.stream_tokens("a bird")) == model.translate("a bird", beam=1).text
         True
         """
-        config = only_one(None, **{**options, "beam": 1})
-        ids = fitted(self.encode_source(sentence), self.max_source_positions, 0, too_long, warn or warn_in_python)
+        config = greedy(**options)
+        ids = fitted(self.encode_source(one_text(sentence, "sentence")), self.max_source_positions, 0, too_long,
+                     warn or warn_in_python)
         if ids is None or len(ids) <= 1:
             return
         searcher = Search(self.models, config, vocabulary=self.vocabularies[1])
@@ -223,11 +225,9 @@ class Translator(LoadedModel[EncoderDecoder]):
         >>> model.score(("a bird", "BIRD A")).total < 0
         True
         """
-        is_one = isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(side, str) for side in pairs)
         with self._turn():
-            found = self._score([pairs] if is_one else pairs, max_tokens, batch_size, too_long,  # type: ignore[list-item,arg-type]
-                                warn, first_number)
-        return found[0] if is_one else found
+            found = self._score(pairs_of(pairs), max_tokens, batch_size, too_long, warn, first_number)
+        return found[0] if is_pair(pairs) else found
 
     def _score(self, pairs: Iterable[tuple[str, str]], max_tokens: int | None, batch_size: int | None, too_long: TooLong,
                warn: Callable[[str], object] | None, first_number: int) -> list[Score]:
@@ -294,9 +294,9 @@ class Translator(LoadedModel[EncoderDecoder]):
         True
         """
         model = self._only("attention")
-        source_ids = self._fitted(source, self.encode_source(source), self.max_source_positions)
+        source_ids = self._fitted(source, self.encode_source(one_text(source, "source")), self.max_source_positions)
         target_ids = (np.array(self.translate(source, beam=1).ids) if target is None else
-                      self._fitted(target, self.encode_target(target), self.max_target_positions))
+                      self._fitted(target, self.encode_target(one_text(target, "target")), self.max_target_positions))
         batch = collate([Example(source_ids, target_ids)], [0]).to(self.device)
         if layer == "surface":
             found = source_attention(model, *batch.inputs)
@@ -306,8 +306,9 @@ class Translator(LoadedModel[EncoderDecoder]):
             weights = torch.from_numpy(found.weights)
         else:
             depth = len(model.decoder.layers)
-            if layer != "all" and not -depth <= layer < depth:
-                raise ConfigError(f"layer is {layer}; the decoder has {depth} layers, 0 to {depth - 1}.")
+            if layer != "all" and (not isinstance(layer, int) or not -depth <= layer < depth):
+                raise ConfigError(f"layer is {layer!r}; the decoder has {depth} layers, 0 to {depth - 1}. \"all\" gives all of "
+                                  "them, \"surface\" the attention of SurfaceFusion.")
             chosen = range(depth) if layer == "all" else [layer]
             parts: list[Any] = [model.decoder.layers[number] for number in chosen]
             each = [attention_weights(model, part.cross_attention, *batch.inputs)[0].cpu() for part in parts]
@@ -329,11 +330,11 @@ class Translator(LoadedModel[EncoderDecoder]):
         return fusion_weights(self._only("fusion_weights"))
 
     @in_turn
-    def gates(self, pairs: Iterable[tuple[str, str]], *, batch_size: int | None = None) -> Gates:
+    def gates(self, pairs: tuple[str, str] | Iterable[tuple[str, str]], *, batch_size: int | None = None) -> Gates:
         """The gate of hard SurfaceFusion at each target token: the weight of the decoder's own scores against the source's.
 
         Arguments:
-            pairs: sources and their translations.
+            pairs: a source and its translation, or several such pairs.
             batch_size: pairs at a time.
 
         Returns:
@@ -348,7 +349,7 @@ class Translator(LoadedModel[EncoderDecoder]):
             raise ConfigError("this model has no gate: --surfacefusion with --sf-mode hard brings one.")
         examples = [Example(self._fitted(source, self.encode_source(source), self.max_source_positions),
                             self._fitted(target, self.encode_target(target), self.max_target_positions))
-                    for source, target in pairs]
+                    for source, target in pairs_of(pairs)]
         size = batch_size or DEFAULT_BATCH_SIZE
         return gates(model, (collate(examples[start : start + size], range(start, start + size)).to(self.device)
                              for start in range(0, len(examples), size)))

@@ -12,11 +12,11 @@ from lamina import console, provenance
 from lamina.config.packaged_recipes import all_names
 from lamina.config.recipe_options import RecipeListConfig, RecipePrepareConfig, RecipeRunConfig, RecipeTableConfig
 from lamina.errors import ConfigError, DataError
-from lamina.fields import suggestion
 from lamina.recipes.dataset import read_dataset
 from lamina.recipes.plan import Places, plan_comparisons
 from lamina.recipes.recipe_file import Recipe, find_dataset, find_recipe
 from lamina.recipes.results import FILE_NAME, read_rows, render
+from lamina.suggestions import suggestion
 
 WIDEST = 120  # of a line of the list
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from lamina.fields import Leaf, suggestion, unique_leaves
+from lamina.fields import Leaf, unique_leaves
 from lamina.registry import is_built_in, register
+from lamina.suggestions import suggestion
 
 # The options of commands that have too many for a screen: those of published command lines, and what daily work needs.
 # Parts that choose others (--init-type, --optimizer) stand for what they choose.

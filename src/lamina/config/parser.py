@@ -21,20 +21,10 @@ from lamina.config.packaged_recipes import path_of
 from lamina.config.presets import preset_values
 from lamina.config.yaml_file import flag_words, read_mapping
 from lamina.errors import ConfigError
-from lamina.fields import (
-    MISSING,
-    NO_VALUE,
-    Leaf,
-    build,
-    default_text,
-    describe,
-    flatten,
-    leaves,
-    suggestion,
-    unique_leaves,
-)
+from lamina.fields import MISSING, NO_VALUE, Leaf, build, default_text, describe, flatten, leaves, unique_leaves
 from lamina.plug_ins import USER_DIR
 from lamina.registry import register, version
+from lamina.suggestions import suggestion
 
 T = TypeVar("T")
 

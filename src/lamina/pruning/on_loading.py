@@ -10,8 +10,9 @@ from lamina.checkpoint.format import Checkpoint
 from lamina.config.keep import KeepConfig, as_text
 from lamina.config.model import ModelConfig
 from lamina.errors import ConfigError
-from lamina.fields import suggestion, unique_leaves
+from lamina.fields import unique_leaves
 from lamina.pruning.cut import prune_on_loading
+from lamina.suggestions import suggestion
 
 KEEP_FLAGS = {"encoder-layers-to-keep": "encoder", "decoder-layers-to-keep": "decoder"}
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from lamina.config.yaml_file import read_mapping
 from lamina.errors import ConfigError
-from lamina.fields import suggestion
 from lamina.files import is_plain_name
 from lamina.recipes.confine import ADVICE, is_place_inside
+from lamina.suggestions import suggestion
 
 TEXT = "txt"  # the ending of a text with one side
 

@@ -13,10 +13,10 @@ from typing import Any
 from lamina.config.packaged_recipes import all_names, folders
 from lamina.config.yaml_file import read_mapping
 from lamina.errors import ConfigError
-from lamina.fields import suggestion
 from lamina.files import is_plain_name
 from lamina.recipes.dataset import Dataset, check_keys, read_dataset
 from lamina.registry import TasksWith
+from lamina.suggestions import suggestion
 from lamina.traits import DECODER_ONLY
 
 KEYS = ("about", "published", "data", "seeds", "tiers", "baseline", "train", "average", "model", "decode", "cuts", "analyze",

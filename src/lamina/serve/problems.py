@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from lamina.fields import suggestion
+from lamina.suggestions import suggestion
 
 RETRY_SECONDS = 2  # what clients that find the queue full are told to wait
 
