@@ -25,17 +25,17 @@ from lamina.text.framed import Framed
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import BOS, EOS, MASK_SYMBOL, SPECIAL_SYMBOLS
 
-_SPM_NAME = "sentencepiece.bpe.model"
+SENTENCEPIECE_NAME = "sentencepiece.bpe.model"
 _BEGIN, _END = SPECIAL_SYMBOLS[BOS], SPECIAL_SYMBOLS[EOS]
 # Of the 100 languages of M2M-100, and of the models of WMT 2021, in the order of their ids behind those of vocab.json.
-_M2M_CODES = {
+M2M_CODES = {
     "m2m100": ("af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu "
                "hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt "
                "ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"),
     "wmt21": "en ha is ja cs ru zh de",
 }
-_MBART_CODE = re.compile(r"[a-z]{2}_[A-Z]{2}")
-_NLLB_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
+MBART_CODE = re.compile(r"[a-z]{2}_[A-Z]{2}")
+NLLB_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
 
 
 class _Many(NamedTuple):
@@ -73,18 +73,18 @@ def m2m_texts(wanted: Wanted) -> Texts:
     folder, settings = wanted.folder, wanted.tokenizer_config
     ids = read_described(folder, "vocab.json")
     kind = settings.get("language_codes") or "m2m100"
-    if kind not in _M2M_CODES:
-        raise CheckpointError(f"{folder / TOKENIZER_CONFIG} has language_codes={kind!r}; it must be {' or '.join(_M2M_CODES)}.")
-    codes = {code: f"__{code}__" for code in _M2M_CODES[kind].split()}
+    if kind not in M2M_CODES:
+        raise CheckpointError(f"{folder / TOKENIZER_CONFIG} has language_codes={kind!r}; it must be {' or '.join(M2M_CODES)}.")
+    codes = {code: f"__{code}__" for code in M2M_CODES[kind].split()}
     ids |= {piece: len(ids) + number for number, piece in enumerate(codes.values())}
     pieces = pieces_by_id(ids, wanted.sizes[0], str(folder / "vocab.json"))
-    many = _many(wanted, pieces, read_model(folder, _SPM_NAME, "what cuts texts into pieces"), codes, "en")
+    many = _many(wanted, pieces, read_model(folder, SENTENCEPIECE_NAME, "what cuts texts into pieces"), codes, "en")
     return many.texts(wanted, many.begun(many.source), many.begun(many.target), first=many.codes[many.target])
 
 
 def nllb_texts(wanted: Wanted) -> Texts:
     """A text begins with its language, fra_Latn for French; in legacy folders a source has it behind </s>."""
-    many = _of_files(wanted, _NLLB_CODE, "eng_Latn")
+    many = _of_files(wanted, NLLB_CODE, "eng_Latn")
     target, first = many.begun(many.target), many.codes[many.target]
     if wanted.tokenizer_config.get("legacy_behaviour") is True:
         return many.suffixed_texts(wanted, target, first=first)
@@ -93,13 +93,13 @@ def nllb_texts(wanted: Wanted) -> Texts:
 
 def mbart50_texts(wanted: Wanted) -> Texts:
     """A text begins with its language, ro_RO for Romanian."""
-    many = _of_files(wanted, _MBART_CODE, "en_XX")
+    many = _of_files(wanted, MBART_CODE, "en_XX")
     return many.texts(wanted, many.begun(many.source), many.begun(many.target), first=many.codes[many.target])
 
 
 def mbart_texts(wanted: Wanted) -> Texts:
     """A source has its language behind </s>, and the decoder starts from that of the target."""
-    many = _of_files(wanted, _MBART_CODE, "en_XX")
+    many = _of_files(wanted, MBART_CODE, "en_XX")
     return many.suffixed_texts(wanted, many.framed(), starts=many.codes[many.target])
 
 
@@ -107,12 +107,12 @@ def _of_files(wanted: Wanted, pattern: re.Pattern[str], usual: str) -> _Many:
     """A tokenizer.json, or a sentencepiece model, behind whose pieces stand the codes that other files list, and <mask>."""
     folder = wanted.folder
     inner: Subword
-    if (folder / TOKENIZER_NAME).exists() or not (folder / _SPM_NAME).exists():
+    if (folder / TOKENIZER_NAME).exists() or not (folder / SENTENCEPIECE_NAME).exists():
         own = tokenizer_json(folder)
         ids, inner = own.ids(), own
         listed = [piece for piece in sorted(ids, key=ids.__getitem__) if piece in own.special]
     else:
-        inner = read_model(folder, _SPM_NAME, "what cuts texts into pieces")
+        inner = read_model(folder, SENTENCEPIECE_NAME, "what cuts texts into pieces")
         listed = _listed(wanted)
         words = [piece for piece in inner.pieces() if piece not in SPECIAL_SYMBOLS]
         ids = {piece: number for number, piece in enumerate((*SPECIAL_SYMBOLS, *words, *listed, MASK_SYMBOL))}

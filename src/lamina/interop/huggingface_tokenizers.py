@@ -14,6 +14,7 @@ from typing import Any
 from lamina.checkpoint.format import Checkpoint
 from lamina.errors import CheckpointError
 from lamina.interop.huggingface_classes import ModelClass, cannot_export, num_positions
+from lamina.interop.imported_tokenizers import imported_files
 from lamina.interop.sentencepiece_model import unigram_pieces
 from lamina.parts.subword_libraries import JOINER, WORD_END
 from lamina.text.framed import Framed
@@ -45,12 +46,16 @@ def tokenizer_files(checkpoint: Checkpoint, own: ModelClass, notice: Notice) -> 
         "pad_token": SPECIAL_SYMBOLS[PAD], "model_max_length": num_positions(checkpoint),
         "model_input_names": ["input_ids", "attention_mask"], "clean_up_tokenization_spaces": False}
     if own.is_masked:
+        settings |= {"mask_token": MASK_SYMBOL, "cls_token": SPECIAL_SYMBOLS[BOS], "sep_token": SPECIAL_SYMBOLS[EOS]}
+    if (imported := imported_files(checkpoint, settings)) is not None:
+        return TokenizerFiles({name: content if isinstance(content, bytes) else _encoded(content)
+                               for name, content in imported.items()})
+    if own.is_masked:
         return _of_encoder(subwords[0], vocabularies[0], settings)
     return _of_pair(checkpoint, subwords, vocabularies, settings, notice)
 
 
 def _of_encoder(subword: Subword, vocabulary: Vocabulary, settings: dict[str, Any]) -> TokenizerFiles:
-    settings |= {"mask_token": MASK_SYMBOL, "cls_token": SPECIAL_SYMBOLS[BOS], "sep_token": SPECIAL_SYMBOLS[EOS]}
     frame = [SPECIAL_SYMBOLS[BOS]], [SPECIAL_SYMBOLS[EOS]]
     match subword:
         case Whitespace():

@@ -1,0 +1,127 @@
+"""Models of every family of Hugging Face's in the commands: what holds for models of our own holds for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lamina
+from huggingface_models import (
+    SENTENCES,
+    bart_folder,
+    fsmt_folder,
+    m2m_folder,
+    mbart_folder,
+    nllb_folder,
+    roberta_folder,
+    transformers,
+    xlm_roberta_folder,
+)
+from huggingface_parity import TARGETS, check_texts, opened, quiet
+from lamina.cli import main
+from lamina.parts.model_manners import FirstTokens
+
+PAIRS = list(zip(SENTENCES[:4], TARGETS, strict=True))
+MAKE: dict[str, Any] = {
+    "bart": lambda folder: bart_folder(folder, end_bias=7.0),
+    "fsmt": lambda folder: fsmt_folder(folder, seed=3, end=3.0),
+    "m2m_100": lambda folder: m2m_folder(folder, end=1.0),
+    "nllb": lambda folder: nllb_folder(folder, end=1.0),
+    "legacy nllb": lambda folder: nllb_folder(folder, is_legacy=True, end=1.0),
+    "mbart": lambda folder: mbart_folder(folder, end=1.0),
+    "mbart50": lambda folder: mbart_folder(folder, is_mbart50=True, end=1.0),
+}
+
+
+@pytest.fixture(scope="module", params=MAKE)
+def folder(request, tmp_path_factory) -> Path:
+    return MAKE[request.param](tmp_path_factory.mktemp("family") / request.param.replace(" ", "_"))
+
+
+def loaded(path: Path, **how: Any) -> Any:
+    return lamina.load(path, device="cpu", notice=quiet, **how)
+
+
+def texts(model: Any) -> list[str]:
+    return [found.text for found in model.translate(SENTENCES, beam=2)]
+
+
+def said(capsys: Any, command: list[str]) -> str:
+    capsys.readouterr()
+    assert main(command) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def test_it_can_do_what_all_models_can(tmp_path, folder, capsys):
+    """Convert, average, prune, quantize, export, rescore and translate lines."""
+    ours, native = loaded(folder), tmp_path / "native.pt"
+    expected, likelihoods = texts(ours), [score.total for score in ours.score(PAIRS)]
+    said(capsys, ["convert", str(folder), "--output", str(native)])
+    said(capsys, ["average", "--inputs", str(folder), str(native), "--output", str(tmp_path / "mean.pt")])
+    said(capsys, ["export", str(folder), "--format", "safetensors", "--output", str(tmp_path / "exported")])
+    for path in (native, tmp_path / "mean.pt", tmp_path / "exported"):
+        assert texts(loaded(path)) == expected
+    said(capsys, ["prune", str(folder), "--output", str(tmp_path / "small.pt"), "--decoder-layers-to-keep", "0,"])
+    assert texts(loaded(tmp_path / "small.pt")) == texts(ours.prune(decoder=[0]))
+    rounded = loaded(folder, quantize="int8")
+    assert [score.total for score in rounded.score(PAIRS)] == pytest.approx(likelihoods, rel=0.1)
+    for name, lines in (("source", SENTENCES[:4]), ("target", TARGETS)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    out = said(capsys, ["rescore", "--path", str(folder), "--source", str(tmp_path / "source"), "--target",
+                        str(tmp_path / "target"), "--cpu"])
+    found = [float(line.split("\t")[2]) for line in out.splitlines() if line.startswith("H-")]
+    assert found == pytest.approx([total / float(torch.tensor(2.0).log()) for total in likelihoods], abs=1e-3)
+    out = said(capsys, ["interactive", "--path", str(folder), "--input", str(tmp_path / "source"), "--beam", "2", "--cpu"])
+    assert [line.split("\t")[2] for line in out.splitlines() if line.startswith("D-")] == expected[:4]
+
+
+def test_transformers_loads_what_goes_back(tmp_path, folder, capsys):
+    """The same ids, and greedy and by beam search the same tokens, for them and for us."""
+    said(capsys, ["export", str(folder), "--format", "huggingface", "--output", str(tmp_path / "back")])
+    tokenizer, theirs, ours = opened(tmp_path / "back")
+    assert texts(ours) == texts(loaded(folder))
+    for line in SENTENCES:
+        assert tokenizer(line).input_ids == transformers().AutoTokenizer.from_pretrained(folder)(line).input_ids
+    check_texts(tokenizer, theirs, ours)
+    before = transformers().AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    batch = tokenizer(SENTENCES, return_tensors="pt", padding=True)
+    labels = torch.randint(4, 60, (len(SENTENCES), 9), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        found, expected = (model(**batch, decoder_input_ids=labels, use_cache=False).logits.log_softmax(dim=-1)
+                           for model in (theirs, before))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [roberta_folder, xlm_roberta_folder])
+@torch.no_grad()
+def test_masked_models_go_back_too(tmp_path, make, capsys):
+    library, folder = transformers(), make(tmp_path / "masked")
+    said(capsys, ["export", str(folder), "--format", "huggingface", "--output", str(tmp_path / "back")])
+    text = "the old <mask> sings near"
+    assert loaded(tmp_path / "back").fill_mask(text) == loaded(folder).fill_mask(text)
+    places = (tmp_path / "back", folder)
+    found, expected = (library.AutoModelForMaskedLM.from_pretrained(path).eval()(
+        **library.AutoTokenizer.from_pretrained(path)(text, return_tensors="pt")).logits for path in places)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_ctranslate2_takes_it_or_says_why_not(tmp_path, folder, capsys):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    status = main(["export", str(folder), "--format", "ctranslate2", "--output", str(tmp_path / "out")])
+    if folder.name in ("mbart", "legacy_nllb"):
+        assert status == 2
+        assert "CTranslate2 has no --encoder-reads" in capsys.readouterr().err
+        return
+    assert status == 0
+    ours = loaded(folder)
+    first = [ours.vocabularies[1].symbols[token] for rule in ours.models[0].rules if isinstance(rule, FirstTokens)
+             for token in rule.first_tokens]
+    theirs = ctranslate2.Translator(str(tmp_path / "out"), compute_type="float32")
+    pieces = [ours.subwords[0].encode(sentence) for sentence in SENTENCES]
+    found = theirs.translate_batch(pieces, beam_size=1, max_decoding_length=20, target_prefix=[first] * len(pieces))
+    for result, own in zip(found, ours.translate(SENTENCES, beam=1, max_length_offset=20), strict=True):
+        spoken = [token for token in result.hypotheses[0] if token != "<s>"]
+        assert spoken == [token for token in own.tokens if token != "</s>"][: len(spoken)]
