@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from huggingface_models import (
 from huggingface_parity import TARGETS, check_texts, opened, quiet
 from lamina.cli import main
 from lamina.parts.model_manners import FirstTokens
+from served import running_server
 
 PAIRS = list(zip(SENTENCES[:4], TARGETS, strict=True))
 MAKE: dict[str, Any] = {
@@ -125,3 +127,59 @@ def test_ctranslate2_takes_it_or_says_why_not(tmp_path, folder, capsys):
     for result, own in zip(found, ours.translate(SENTENCES, beam=1, max_length_offset=20), strict=True):
         spoken = [token for token in result.hypotheses[0] if token != "<s>"]
         assert spoken == [token for token in own.tokens if token != "</s>"][: len(spoken)]
+
+
+@pytest.fixture(scope="module")
+def data(folder, tmp_path_factory) -> Path:
+    """Text cut by the model's own segmentation, numbered by its dictionaries."""
+    place, ours = tmp_path_factory.mktemp("data"), loaded(folder)
+    assert main(["export", str(folder), "--format", "safetensors", "--output", str(place / "exported")]) == 0
+    for language, subword, lines in zip(ours.languages, ours.subwords, (SENTENCES[:4], TARGETS), strict=True):
+        text = "".join(" ".join(subword.encode(line)) + "\n" for line in lines * 4)
+        (place / f"train.{language}").write_text(text, encoding="utf-8")
+    source, target = ours.languages
+    assert main(["preprocess", "-s", source, "-t", target, "--trainpref", str(place / "train"), "--validpref",
+                 str(place / "train"), "--srcdict", str(place / f"exported/dict.{source}.txt"), "--tgtdict",
+                 str(place / f"exported/dict.{target}.txt"), "--destdir", str(place / "bin"), "--workers", "1"]) == 0
+    return place / "bin"
+
+
+def test_it_is_fine_tuned_with_the_flags_that_are_named(tmp_path, folder, data, capsys):
+    """Without them the run says which; with them it begins from the model itself, and LayerDrop comes on top."""
+    command = ["train", str(data), "--finetune-from-model", str(folder), "--save-dir", str(tmp_path / "fine"), "--cpu",
+               "--max-update", "2", "--max-tokens", "400", "--no-epoch-checkpoints"]
+    capsys.readouterr()
+    assert main([*command, "--lr", "1e-4"]) == 2
+    named = re.search(r"has other flags than this run: use (--.*)\.$", capsys.readouterr().err.strip())
+    assert named, "the flags of the model"
+    flags = [*named[1].split(), "--encoder-layerdrop", "0.2", "--decoder-layerdrop", "0.2"]
+    said(capsys, [*command, *flags, "--lr", "1e-20"])
+    before, still = loaded(folder), loaded(tmp_path / "fine" / "checkpoint_last.pt")
+    assert [found.ids for found in still.translate([" ".join(before.subwords[0].encode(line)) for line in SENTENCES])] == [
+        found.ids for found in before.translate(SENTENCES)]
+    assert still.models[0].rules == before.models[0].rules
+    said(capsys, [*command, *flags, "--lr", "1e-3", "--max-update", "4", "--reset-optimizer"])
+    assert main(["prune", str(tmp_path / "fine" / "checkpoint_last.pt"), "--decoder-layers-to-keep", "1,", "--output",
+                 str(tmp_path / "small.pt")]) == 0
+
+
+def test_it_translates_data_and_is_searched_for_layers(tmp_path, folder, data, capsys):
+    out = said(capsys, ["generate", str(data), "--path", str(folder), "--gen-subset", "valid", "--beam", "2", "--cpu"])
+    ours = loaded(folder)
+    found = {int(line.split("\t")[0][2:]): line.split("\t")[2] for line in out.splitlines() if line.startswith("D-")}
+    assert [found[number] for number in range(4)] == texts(ours)[:4]
+    said(capsys, ["convert", str(folder), "--output", str(tmp_path / "native.pt")])
+    said(capsys, ["prune", str(tmp_path / "native.pt"), str(data), "--search", "--decoder-layers", "1", "--output",
+                  str(tmp_path / "small.pt"), "--cpu"])
+    assert len(loaded(tmp_path / "small.pt").models[0].decoder.layers) == 1
+
+
+def test_it_is_served_at_any_depth(folder):
+    ours = loaded(folder)
+    source, target = ours.languages
+    with running_server([ours], names=(f"{source}-{target}",), defaults={}) as server:
+        for depth, model in ((None, ours), ({"decoder": "0,"}, ours.prune(decoder=[0]))):
+            asked = {"q": SENTENCES, "source": source, "target": target, "format": "text"} | ({"depth": depth} if depth else {})
+            status, _, answer = server.ask("/translate", asked)
+            assert status == 200, answer
+            assert answer["translatedText"] == [found.text for found in model.translate(SENTENCES)]

@@ -18,7 +18,7 @@ from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, ConfigError, LaminaError
 from lamina.fields import flatten
 from lamina.interop.fairseq import check_size, load_parameters_
-from lamina.interop.huggingface_families import FAMILIES, Family
+from lamina.interop.huggingface_families import FAMILIES, WHY_NOT, Family
 from lamina.interop.huggingface_folder import CONFIG_NAME, read_described, read_tensors
 from lamina.interop.huggingface_generation import generation_settings, manners_of, tell_flags
 from lamina.interop.huggingface_ids import ABSENT_BIAS, IdPlan, plan_ids
@@ -79,6 +79,8 @@ def _converted(folder: Path, config: Mapping[str, Any], source_lang: str | None,
 
 def _family(config: Mapping[str, Any]) -> Family:
     kind = config.get("model_type")
+    if kind in WHY_NOT:
+        raise CheckpointError(f"it is of model_type {kind!r}: {WHY_NOT[kind]}. Lamina reads {', '.join(FAMILIES)}.")
     if kind not in FAMILIES:
         raise CheckpointError(f"it is of model_type {kind!r}, which Lamina does not read; it reads {', '.join(FAMILIES)}.")
     if config.get("auto_map"):
