@@ -22,6 +22,7 @@ from lamina.config.model import ModelConfig
 from lamina.config.ranks_options import RanksConfig
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.cuda_graphs.train_pass import CapturedPasses
+from lamina.data.flat_texts import FlatSentences, end_to_end, flat_row
 from lamina.data.labelled_sentences import SentenceBatch
 from lamina.data.layer_subsets import LayerSubsets
 from lamina.distributed.launch import joined
@@ -34,7 +35,9 @@ from lamina.parts.contracts import Beginning, Criterion
 from lamina.parts.criteria import LabelSmoothedCrossEntropy, SentenceLoss
 from lamina.parts.muon import Muon
 from lamina.parts.residuals import Admin
+from lamina.parts.surface_fusion import AttendedFusion, HardFusion
 from lamina.parts.update_rules import Nag
+from lamina.text.vocabulary import PAD
 from lamina.training.freezing import freeze_
 from lamina.training.layer_drop import LayerDrop
 from lamina.training.loop import update_seed
@@ -71,6 +74,14 @@ def sentence_batch(place: int) -> Any:
     return SentenceBatch(tokens, torch.arange(len(tokens)) % 3, tuple(range(len(tokens))))
 
 
+def flat_sentence_batch(place: int) -> Any:
+    """In a flat row, with the sentences that run each layer."""
+    padded = sentence_batch(place)
+    rows = [row[row.ne(PAD)].numpy() for row in padded.tokens]
+    flat = FlatSentences(**flat_row(end_to_end(rows)), indices=padded.indices, target=padded.target)
+    return LayerSubsets(((0.5,) * 2, ()), seed=3).given_to(flat, 1, place, is_static=False, capacities={})
+
+
 def drawn_batch(place: int) -> Any:
     """With the sentences that run each layer."""
     return LayerSubsets(((0.5,) * 4, (0.5,) * 4), seed=3).given_to(batch(place), 1, place, is_static=False, capacities={})
@@ -100,7 +111,8 @@ class Case(NamedTuple):
 
 CASES = {
     "plain": Case(tiny_config(dropout_p=0.2)),
-    "fusion": Case(tiny_config(dropout_p=0.2, **FUSIONS["both"])),
+    "fusion": Case(replace(tiny_config(dropout_p=0.2, **FUSIONS["both"]),
+                           surface=AttendedFusion(mode=HardFusion(dropout=0.5)))),
     "admin": Case(tiny_config(dropout_p=0.2, init=Admin())),
     "layerdrop": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5)),
     "layerdrop by batch": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5), draws_by_batch=True),
@@ -110,6 +122,8 @@ CASES = {
     "frozen": Case(with_layer_drop(tiny_config(dropout_p=0.2, num_layers=4), 0.5), lambda config: partly_frozen(config)),
     # Some weights, those of the head for gaps, take no part.
     "sentences": Case(ModelConfig(), lambda _: tiny_masked_model(num_classes=3), sentence_batch, SentenceLoss()),
+    "sentences in a flat row": Case(ModelConfig(), lambda _: tiny_masked_model(num_classes=3), flat_sentence_batch,
+                                    SentenceLoss()),
 }
 
 WITHOUT_DROPOUT = Case(tiny_config())
@@ -158,7 +172,7 @@ def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dt
         updater._captured = RepeatedPasses(updater, ranks)
         updater.weights.expect_replays_()
     layer_drop = LayerDrop(config, seed=3, is_by_batch=case.draws_by_batch)
-    is_by_sentence = case.batch is drawn_batch
+    is_by_sentence = case.batch in (drawn_batch, flat_sentence_batch)
     if max_rows is not None:
         update_module.batch_loss = partial(_short_of_memory, max_rows)
     numbers, counts, masks = [], [], []

@@ -13,8 +13,10 @@ import torch
 from torch.nn import functional as F
 
 import lamina
+from lamina.api.keyword_options import given_by
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
+from lamina.config.train_options import TrainConfig
 from lamina.distributed.signals import STOPS
 from lamina.errors import CheckpointError, ConfigError
 from lamina.fields import unique_leaves
@@ -142,7 +144,6 @@ def test_wrong_options_have_the_errors_of_the_command_line(data, tmp_path, optio
 
 def test_every_option_is_a_keyword():
     from lamina.api.option_types import TrainOptions
-    from lamina.config.train_options import TrainConfig
 
     flags = {leaf.name.replace("-", "_") for leaf in unique_leaves(TrainConfig)}
     assert flags - set(TrainOptions.__annotations__) == {"data", "task", "criterion", "print_config", "user_dir"}
@@ -152,6 +153,13 @@ def test_every_option_is_a_keyword():
 
 def mean_loss(log_probs, batch):
     return F.nll_loss(log_probs.flatten(0, 1), batch.target.flatten(), ignore_index=1)
+
+
+def test_a_number_of_layers_to_keep_is_how_many():
+    """As for load and prune; text has the flags' meaning."""
+    given = given_by("train", TrainConfig, {"encoder_layers_to_keep": 3, "decoder_layers_to_keep": [0, 2]}, ["folder"])
+    assert (given["encoder-layers-to-keep"], given["decoder-layers-to-keep"]) == ("even:3", "0,2")
+    assert given_by("train", TrainConfig, {"encoder_layers_to_keep": "3"}, ["folder"])["encoder-layers-to-keep"] == "3"
 
 
 def token_losses(log_probs, batch):

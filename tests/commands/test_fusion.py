@@ -47,10 +47,17 @@ def places(tmp_path_factory):
     return {"data": make_data(folder), "out": folder / "out"}
 
 
-def test_a_learned_gate_comes_with_advice(places, capsys):
+def test_forms_that_starve_the_decoder_come_with_advice(places, capsys):
     line = TRAIN.replace("--sf-gate 0.8", "").replace("transformer_surface_fusion", "tiny")
-    assert run(line + "--max-update 1 --encoder-embed-dim 16 --no-save", **places) == 0
+    line += "--max-update 1 --encoder-embed-dim 16 --no-save"
+    soft = line.replace("--sf-mode hard", "--sf-mode soft")
+    assert run(line, **places) == 0
     assert "--sf-gate 0.8 is the published setting" in capsys.readouterr().out
+    assert run(soft, **places) == 0
+    assert "--sf-dropout 0.5 trains the decoder alone" in capsys.readouterr().out
+    for one in (line, soft):
+        assert run(f"{one} --sf-dropout 0.5", **places) == 0
+        assert "--sf-dropout 0.5" not in capsys.readouterr().out
 
 
 def perplexity(text):

@@ -180,9 +180,11 @@ def test_the_loss_falls(data, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("stop", ["epoch", "mid-epoch"])
-@pytest.mark.parametrize("optimizer", [["--optimizer", "adam"], ["--optimizer", "nag", "--momentum", "0.9"]])
-def test_resuming_equals_not_stopping_to_the_bit(data, tmp_path, stop, optimizer):
-    flags = [*optimizer, "--dropout", "0.2", "--clip-norm", "0.5", "--update-freq", "2"]
+@pytest.mark.parametrize("choice", [["--optimizer", "adam"],
+                                    ["--optimizer", "nag", "--momentum", "0.9", "--surfacefusion", "att", "--sf-mode", "soft",
+                                     "--sf-dropout", "0.5"]])
+def test_resuming_equals_not_stopping_to_the_bit(data, tmp_path, stop, choice):
+    flags = [*choice, "--dropout", "0.2", "--clip-norm", "0.5", "--update-freq", "2"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert train(data, whole, *flags, "--max-epoch", "4") == 0
     first = ["--max-epoch", "2"] if stop == "epoch" else ["--max-update", "3"]

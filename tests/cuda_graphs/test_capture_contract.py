@@ -13,6 +13,7 @@ from lamina.nn.compiling import replaced
 from lamina.nn.stack import ALL_LAYERS
 from lamina.parts.criteria import LabelSmoothedCrossEntropy
 from lamina.parts.lora import Lora
+from lamina.parts.surface_fusion import AttendedFusion, HardFusion, SoftFusion
 from lamina.registry import register
 from tiny import FUSIONS, batch_of, tiny_config, tiny_model
 
@@ -33,6 +34,14 @@ VARIANTS = {f"{name}{', pre-norm' if is_pre_norm else ''}": {"init": part(), "is
 @pytest.mark.parametrize("name", VARIANTS)
 def test_all_parts_keep_the_contract(name):
     model, batch = tiny_model(num_layers=2, dropout_p=0.2, **VARIANTS[name]).train(), batch_of(slice(0, 8))
+    with NoQuestions():
+        LabelSmoothedCrossEntropy(smoothing=0.1).loss(model, batch, ALL_LAYERS, is_compiled=False).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("mode", [SoftFusion(dropout=0.5), HardFusion(dropout=0.5)])
+def test_fusion_that_leaves_tokens_to_the_decoder_keeps_the_contract(mode):
+    model, batch = tiny_model(surface=AttendedFusion(mode=mode)).train(), batch_of(slice(0, 8))
     with NoQuestions():
         LabelSmoothedCrossEntropy(smoothing=0.1).loss(model, batch, ALL_LAYERS, is_compiled=False).loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())

@@ -8,7 +8,7 @@ from lamina.config.presets import transformer_surface_fusion
 from lamina.decode.scoring import token_log_probs
 from lamina.models.build import build_model
 from lamina.nn.embedding import InputEmbedding, TokenTable, WordDropout
-from lamina.nn.heads import log_probs, normalise, sharpen
+from lamina.nn.heads import HardMix, SoftMix, log_probs, normalise, sharpen
 from lamina.nn.layout import Layout
 from lamina.nn.positions import SinusoidalPositions
 from lamina.parts.surface_fusion import AttendedFusion, HardFusion, MaxFusion, MeanFusion, PostnormFusion, SoftFusion
@@ -70,6 +70,52 @@ def test_a_learned_gate_lies_between_its_ends_and_differs_by_token():
     assert ((target.weight > 0) & (target.weight < 1)).all()
     assert target.weight.unique().numel() > 1
     torch.testing.assert_close(target.weight + source.weight, torch.ones_like(target.weight))
+
+
+def test_in_training_a_share_of_the_tokens_reads_the_decoder_alone():
+    target, source = torch.full((4, 1000, 2), 3.0), torch.ones(4, 1000, 2)
+    mix = SoftMix(0.5, 0.3)
+    torch.manual_seed(1)
+    [term] = mix(target, source)
+    is_alone = term.features.eq(3.0)
+    assert is_alone.logical_or(term.features.eq(3.5)).all()
+    assert is_alone[..., 0].equal(is_alone[..., 1])
+    assert is_alone.float().mean() == pytest.approx(0.3, abs=0.03)
+    assert mix.eval()(target, source)[0].features.eq(3.5).all()
+    gate = HardMix(0.0, 2, 0.3)
+    gate.initialise_()
+    own, other = gate(target, source)
+    assert own.weight.eq(1.0).float().mean() == pytest.approx(0.3, abs=0.03)
+    assert own.weight[other.weight > 0].unique().numel() == 1  # the gate of these features, the same for each token
+    assert torch.equal(own.weight + other.weight, torch.ones(4, 1000, 1))
+    assert not gate.eval()(target, source)[0].weight.eq(1.0).any()
+
+
+@pytest.mark.parametrize(("mode", "drawn"), [(SoftFusion(), SoftFusion(dropout=0.4)), (HardFusion(), HardFusion(dropout=0.4))])
+def test_a_token_has_the_fused_loss_or_the_decoders_own(mode, drawn):
+    torch.manual_seed(3)
+    fused, model = (tiny_model(surface=AttendedFusion(mode=one)).train() for one in (mode, drawn))
+    model.load_state_dict(fused.state_dict())
+    source, target = tiny_pair()
+
+    def scores(terms):
+        return log_probs(terms, model.output_weight)
+
+    whole = scores(fused(source, target))
+    if isinstance(mode, HardFusion):
+        own = scores([fused(source, target)[0]._replace(weight=1.0)])
+    else:
+        alone = tiny_model(surface=AttendedFusion(mode=SoftFusion(tau=0.0))).train()
+        alone.load_state_dict(fused.state_dict())
+        own = scores(alone(source, target))
+    shares = []
+    for _ in range(40):
+        found = scores(model(source, target))
+        is_own, is_whole = ((found - part).abs().amax(dim=-1) < 1e-5 for part in (own, whole))
+        assert is_own.logical_xor(is_whole).all()
+        shares.append(is_own.float().mean())
+    assert sum(shares) / 40 == pytest.approx(0.4, abs=0.08)
+    assert torch.equal(scores(model.eval()(source, target)), scores(fused.eval()(source, target)))
 
 
 def test_pooling_passes_over_symbols_and_padding():

@@ -19,6 +19,7 @@ from lamina.data.batching import AnyBatch
 from lamina.data.data_folder import read_manifest
 from lamina.data.feed import Feed
 from lamina.errors import DataError
+from lamina.interop.any_format import texts_like
 from lamina.preprocess.folder_summary import summary, warnings
 from lamina.preprocess.pipeline import make_data_folder
 from lamina.registry import first_task
@@ -162,7 +163,7 @@ def prepare(train: Texts, valid: Texts | None = None, test: Texts | None = None,
         # A text without a language has its prefix as the whole name.
         prefixes = {"trainpref": spooled / "train", **{f"{split}pref": spooled / split for split in opened if split != "train"}}
         config = config_of("preprocess", PreprocessConfig, {**options, **sides, **prefixes, "destdir": str(folder)})
-        report = make_data_folder(config, told=dict.fromkeys(prefixes, FROM_PYTHON))
+        report = make_data_folder(config, told=dict.fromkeys(prefixes, FROM_PYTHON), like=texts_like(config, warn_in_python))
     for line in warnings(report, config):
         warn_in_python(line)
     data = Data(folder)

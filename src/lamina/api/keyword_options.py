@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from lamina.api.outputs import warn_in_python
+from lamina.config.keep import SIDES, as_text
 from lamina.config.parser import parse, resolve
 from lamina.config.yaml_file import flag_words
 from lamina.errors import ConfigError
 from lamina.plug_ins import import_paths, load_installed
 
 T = TypeVar("T")
+_LAYERS = {f"{side}_layers_to_keep" for side in SIDES}
 
 
 def import_parts(user_dir: str | Path | Sequence[str | Path], notice: Callable[[str], object] = warn_in_python) -> None:
@@ -27,6 +29,8 @@ def import_parts(user_dir: str | Path | Sequence[str | Path], notice: Callable[[
 def given_by(command: str, cls: type, options: Mapping[str, object], positional: Iterable[str] = ()) -> dict[str, object]:
     """What keyword arguments say, by flat name."""
     values = {name: _plain(value) for name, value in options.items()}
+    # As for `load` and `prune`: a number says how many layers stay, not which.
+    values |= {name: as_text(value) for name, value in values.items() if name in _LAYERS and isinstance(value, int)}
     given, notices = parse(f"lamina {command}", cls, "", [*positional, *flag_words(values)])
     for notice in notices:
         warn_in_python(notice)

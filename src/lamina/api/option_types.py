@@ -156,6 +156,7 @@ class TrainOptions(TypedDict, total=False):
     freeze: str | Sequence[str]
     freq_weighted_replacement: bool
     fsdp: bool
+    fsdp_size: int | None
     fusion: str
     init_token: int
     init_type: str
@@ -242,6 +243,7 @@ class TrainOptions(TypedDict, total=False):
     sentence_avg: bool
     separator_token: int
     sf_attention_heads: int
+    sf_dropout: float
     sf_ffn: bool
     sf_first_word_id: int
     sf_gate: float
@@ -302,6 +304,7 @@ class PrepareOptions(TypedDict, total=False):
     dataset_impl: str
     dict_only: bool
     joined_dictionary: bool
+    like: str | None
     max_line_length: int
     nwordssrc: int
     nwordstgt: int

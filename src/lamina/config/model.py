@@ -306,15 +306,13 @@ class ModelConfig:
                          dropout_p=self.dropout.dropout_p, attention_dropout_p=self.dropout.attention_p,
                          feed_forward=feed_forward)
 
-    def not_in(self, toolkit: str, *, may_start: bool = False, may_end: bool = False,
-               has_eps: bool = False) -> str:
+    def not_in(self, toolkit: str, *, may_start: bool = False, has_eps: bool = False) -> str:
         """Why another toolkit cannot hold a model with these options, besides what parts say; nothing if it can.
 
-        `may_start`: it can start its decoder from another symbol than </s>; `may_end`: its tokenizer can write the symbols that
-        are read at the end of a source; `has_eps`: its norms may have any epsilon.
+        `may_start`: it can start its decoder from another symbol than </s>; `has_eps`: its norms may have any epsilon.
         """
         started = all(own == EOS_ID for own, _ in self.decoder.reads_ids) and may_start
-        if (self.encoder.reads and not may_end) or (self.decoder.reads and not started):
+        if self.encoder.reads or (self.decoder.reads and not started):
             return f"{toolkit} has no --encoder-reads or --decoder-reads"
         if self.norm_eps != ModelConfig.norm_eps and not has_eps:
             return f"{toolkit} has no --norm-eps"

@@ -40,7 +40,13 @@ class RanksConfig:
     fsdp: bool = flag(False, "shard weights, gradients and the optimizer's state over the ranks (FSDP2), for models that do "
                              "not fit on one GPU", aliases=("fully-sharded",))
 
+    fsdp_size: int | None = flag(None, "with --fsdp, ranks that share one copy of the weights, such as those of a machine; "
+                                       "other machines have copies of their own, and gradients are summed between them; all "
+                                       "ranks if left out")
+
     def __post_init__(self) -> None:
+        check(self.fsdp_size is None or self.fsdp_size >= 1, f"--fsdp-size is {self.fsdp_size}; it must be at least 1.")
+        check(self.fsdp_size is None or self.is_sharded, "--fsdp-size has no effect without --fsdp. Add it, or leave it out.")
         check(self.world_size is None or self.world_size >= 1,
               f"--distributed-world-size is {self.world_size}; it must be at least 1.")
         check(self.init_method is None or self.world_size is not None,
@@ -51,6 +57,15 @@ class RanksConfig:
         check(0 < self.timeout <= MAX_TIMEOUT, f"--distributed-timeout is {self.timeout}; it must be above 0, and at most "
                                                f"{MAX_TIMEOUT} minutes.")
         check(self.bucket_cap_mb >= 1, f"--bucket-cap-mb is {self.bucket_cap_mb}; it must be at least 1.")
+
+    def num_shards(self, num_ranks: int) -> int:
+        """Ranks that share one copy of the weights."""
+        if not self.is_sharded:
+            return 1
+        size = self.fsdp_size or num_ranks
+        check(num_ranks % size == 0, f"--fsdp-size is {size}, and {num_ranks} ranks cannot be dealt out in groups of that "
+                                     f"size. Choose one that divides {num_ranks}.")
+        return size
 
     @property
     def is_sharded(self) -> bool:

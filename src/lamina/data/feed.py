@@ -184,19 +184,31 @@ class Feed:
             cells += int((np.maximum.reduceat(sizes[order], starts) * list(map(len, plan))).sum())
         return 1.0 - tokens / cells
 
-    def batches(self, epoch: int = 1, start: int = 0, rank: int = 0, size: int = 1) -> Generator[AnyBatch]:
-        """The epoch's batches from number `start` on, on the device; those that fall to one of several ranks."""
+    def batches(self, epoch: int = 1, start: int = 0, rank: int = 0, size: int = 1, *,
+                has_fillers: bool = False) -> Generator[AnyBatch]:
+        """The epoch's batches from number `start` on, on the device; those that fall to one of several ranks.
+
+        With fillers all ranks have as many: the last one of a rank that would have one less counts for nothing.
+        """
         plan = self.plan(epoch)
-        yield from self._prepared(plan, range(start + rank, len(plan), size), epoch)
+        yield from self._prepared(plan, self._numbers_of(plan, start, rank, size, has_fillers=has_fillers), epoch)
+
+    def num_batches_of(self, rank: int, size: int, epoch: int = 1) -> int:
+        """Of those, how many count."""
+        return len(range(rank, len(self.plan(epoch)), size))
+
+    def _numbers_of(self, plan: Sequence[list[int]], start: int, rank: int, size: int, *, has_fillers: bool) -> list[int]:
+        own, left = list(range(start + rank, len(plan), size)), len(plan) - start
+        if has_fillers and left > 0 and len(own) < -(-left // size):
+            own.append(len(plan) - 1)
+        return own
 
     def shares(self, epoch: int, start: int, update_freq: int, rank: int = 0, size: int = 1, *,
                has_fillers: bool = False) -> Generator[Share]:
         """One a rank and an update. The last update of an epoch may leave a rank without a batch, or with a filler."""
         plan = self.plan(epoch)
-        own, left = list(range(start + rank, len(plan), size)), len(plan) - start
-        if has_fillers and left > 0 and len(own) < -(-left // size):
-            own.append(len(plan) - 1)
-        batches = self._prepared(plan, own, epoch)
+        left = len(plan) - start
+        batches = self._prepared(plan, self._numbers_of(plan, start, rank, size, has_fillers=has_fillers), epoch)
         for first in range(0, left, update_freq * size):
             total = min(update_freq * size, left - first)
             yield Share(list(islice(batches, -(-total // size) if has_fillers else len(range(rank, total, size)))), total)

@@ -7,7 +7,7 @@ nothing. What a rank keeps lies in one flat tensor, as without shards, so that o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,14 +30,22 @@ class ShardedWeights(FlatWeights):
     why_eager = "--fsdp gathers weights in the middle of a pass"
     is_half = False  # torch rounds what it gathers; what a rank keeps, gradients too, is float32
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype, ranks: Ranks) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype, ranks: Ranks, first: Iterable[tuple[str, Tensor]] = (),
+                 shard_size: int | None = None) -> None:
+        """`first` are the weights of a model on the meta device, by name, one after the other: no rank holds all of them.
+
+        Of a `shard_size`, that many neighbours share one copy of the weights, and others have copies of their own.
+        """
         self.ranks = ranks
+        self.shard_size = shard_size or ranks.size
         trained = self._sort_out(model)
         self.names = tuple(trained)
         self.shapes = tuple(parameter.shape for parameter in trained.values())  # of the whole ones
         self._layers: list[Any] = [layer for stack in stacks_of(model).values() for layer in stack.layers]
         self._model: Any = model
-        mesh = init_device_mesh(ranks.device.type, (ranks.size,))
+        copies = ranks.size // self.shard_size
+        mesh = (init_device_mesh(ranks.device.type, (ranks.size,)) if copies == 1 else
+                init_device_mesh(ranks.device.type, (copies, self.shard_size), mesh_dim_names=("copies", "shards")))
         for part in (*self._layers, model):
             fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32))
             # The sum of what ranks found, not its mean: training/update.py divides by the tokens of all.
@@ -47,6 +55,9 @@ class ShardedWeights(FlatWeights):
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         if hasattr(model, "classify"):
             register_fsdp_forward_method(model, "classify")
+        if any(parameter.is_meta for parameter in model.parameters()):
+            model.to_empty(device=ranks.device)
+            self._take_(model, first)
         now = dict(model.named_parameters())  # sharding has put others in their place
         self._frozen = {name: now[name] for name in self._frozen}
         self._parameters: list[Any] = [now[name] for name in self.names]
@@ -57,6 +68,29 @@ class ShardedWeights(FlatWeights):
         self._master_views, self._grad_views = list(self.views(self.master)), list(self.views(self.grad))
         torch._foreach_copy_(self._master_views, self._rows)
         self._exchange: MatrixExchange | None = None
+
+    @torch.no_grad()
+    def _take_(self, model: nn.Module, first: Iterable[tuple[str, Tensor]]) -> None:
+        """This rank's rows of each weight as it comes."""
+        missing: dict[str, Any] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        for name, value in first:
+            own = missing.pop(name)
+            if isinstance(own, DTensor):
+                rows = self._rows_held(value.shape[0])
+                own.to_local().copy_(value[rows.start : rows.stop])
+            else:
+                own.copy_(value)
+        assert not missing, f"weights that nobody made: {', '.join(missing)}"
+
+    def _rows_held(self, num_rows: int) -> range:
+        return rows_of_rank(num_rows, self.ranks.rank % self.shard_size, self.shard_size)
+
+    def take_rows_(self, other: ShardedWeights) -> None:
+        """What the other model computes with, in float32; it is sharded likewise."""
+        assert self.names == other.names, "two models of one shape"
+        with torch.no_grad():
+            torch._foreach_copy_(self._master_views, other._rows)
+        self.publish_()
 
     @property
     def can_begin_again(self) -> bool:
@@ -84,16 +118,17 @@ class ShardedWeights(FlatWeights):
     def fill_(self, pieces: Mapping[int, Tensor], stored: Mapping[str, Tensor]) -> None:
         for number, piece in pieces.items():
             if (name := self.names[number]) in stored:
-                own = rows_of_rank(self.shapes[number][0], self.ranks.rank, self.ranks.size)
+                own = self._rows_held(self.shapes[number][0])
                 piece.copy_(stored[name][own.start : own.stop])
 
     def rows_of(self, place: MatrixPlace, piece: Tensor) -> Tensor:
-        held = rows_of_rank(self.shapes[place.parameter][0], self.ranks.rank, self.ranks.size)
+        held = self._rows_held(self.shapes[place.parameter][0])
         own = overlap(held, place)
         return piece[own.start - held.start : own.stop - held.start]
 
     def transformed(self, places: Sequence[MatrixPlace], rows: Sequence[Tensor],
                     transform: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        assert self.shard_size == self.ranks.size, "matrices are exchanged among all ranks"
         if self._exchange is None or self._exchange.places != list(places):
             self._exchange = MatrixExchange(places, [shape[0] for shape in self.shapes], self.ranks)
         return self._exchange(rows, transform)
@@ -108,7 +143,8 @@ class ShardedWeights(FlatWeights):
 
     def grad_norms(self) -> Tensor:
         squares = torch.stack(torch._foreach_norm(self._grad_views)).double().square()
-        return self.ranks.sum_(squares).sqrt().float()
+        # Each row counts once, however many ranks have a copy of it.
+        return (self.ranks.sum_(squares) / (self.ranks.size // self.shard_size)).sqrt().float()
 
     @torch.no_grad()
     def publish_(self) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lamina.checkpoint.format import Checkpoint
 from lamina.config.model import ModelConfig, StackConfig
 from lamina.errors import CheckpointError
 from lamina.packed import FIRST_POSITION
-from lamina.text.framed import Framed
-from lamina.text.vocabulary import BOS, EOS, PAD, SPECIAL_SYMBOLS
+from lamina.text.vocabulary import BOS, EOS, PAD
 from lamina.traits import CLASSES, MASKS, PAIRS
 
 # Ours to theirs.
@@ -44,8 +43,10 @@ class ModelClass:
         # What folds is folded before.
         parts = [part for part in config.model_parts() if not (part is config.init and config.init.can_fold())]
         yield from filter(None, (part.not_in(self.name) for part in parts))
-        if why := config.not_in(self.name, may_start=not self.is_masked, may_end=_ends_in_symbols(checkpoint),
-                                has_eps=self.norms_eps):
+        # What stands around a source its tokenizer names as it is read.
+        if all(own in (BOS, EOS) for own, _ in config.encoder.reads_ids):
+            config = replace(config, encoder=replace(config.encoder, reads=()))
+        if why := config.not_in(self.name, may_start=not self.is_masked, has_eps=self.norms_eps):
             yield why
         if config.activation not in ACTIVATIONS:
             yield f"{self.name} has no --activation-fn {config.activation}; it has {', '.join(ACTIVATIONS)}"
@@ -114,13 +115,6 @@ def cannot_export(reason: str) -> CheckpointError:
 def _stacks(checkpoint: Checkpoint) -> dict[str, StackConfig]:
     config = checkpoint.model_config()
     return {side: getattr(config, side) for side in checkpoint.kind.stacks}
-
-
-def _ends_in_symbols(checkpoint: Checkpoint) -> bool:
-    """Whether the encoder reads the two symbols at the end of a source as other ones, which a tokenizer can write instead."""
-    source = checkpoint.subword_models()[0]
-    return (isinstance(source, Framed) and source.suffix == [SPECIAL_SYMBOLS[BOS]]
-            and [own for own, _ in checkpoint.model_config().encoder.reads_ids] == [BOS, EOS])
 
 
 def _order(is_pre_norm: bool) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from lamina.text.framed import Framed
 from lamina.text.subword import Subword
 from lamina.text.vocabulary import BOS, EOS, MASK_SYMBOL, SPECIAL_SYMBOLS
 
-SENTENCEPIECE_NAME = "sentencepiece.bpe.model"
+_SPM_NAME = "sentencepiece.bpe.model"
 _BEGIN, _END = SPECIAL_SYMBOLS[BOS], SPECIAL_SYMBOLS[EOS]
 # Of the 100 languages of M2M-100, and of the models of WMT 2021, in the order of their ids behind those of vocab.json.
 M2M_CODES = {
@@ -34,8 +34,19 @@ M2M_CODES = {
                "ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"),
     "wmt21": "en ha is ja cs ru zh de",
 }
-MBART_CODE = re.compile(r"[a-z]{2}_[A-Z]{2}")
-NLLB_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
+_MBART_CODE = re.compile(r"[a-z]{2}_[A-Z]{2}")
+_NLLB_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
+
+
+def with_language_behind(inner: Subword, before: Sequence[str], behind: Sequence[str], language: str,
+                         hidden: Sequence[str] = ()) -> tuple[Framed, tuple[tuple[str, str], ...]]:
+    """A source with </s> and its language behind it, and what of it is read as something else.
+
+    Dictionaries append one symbol, </s>, which is read as the language, behind <s>, which is read as </s>: sources have no
+    other <s>.
+    """
+    source = Framed(inner, prefix=before, suffix=[*behind, _BEGIN], hidden=hidden)
+    return source, ((_BEGIN, _END), (_END, language))
 
 
 class _Many(NamedTuple):
@@ -51,21 +62,22 @@ class _Many(NamedTuple):
         return self.framed(prefix=[self.codes[language]])
 
     def framed(self, **around: list[str]) -> Framed:
-        silent = [nameless(number) for number, piece in enumerate(self.pieces) if piece is None]
-        return Framed(self.inner, hidden=[*self.codes.values(), MASK_SYMBOL, *silent], **around)
+        return Framed(self.inner, hidden=self.silent, **around)
+
+    @property
+    def silent(self) -> list[str]:
+        """Pieces that are no text."""
+        nobody = [nameless(number) for number, piece in enumerate(self.pieces) if piece is None]
+        return [*self.codes.values(), MASK_SYMBOL, *nobody]
 
     def texts(self, wanted: Wanted, source: Subword, target: Subword, **more: Any) -> Texts:
         return Texts((wanted.source_lang or self.source, wanted.target_lang or self.target), (self.pieces,) * 2,
                      (unknown_id(self.pieces),) * 2, (source, target), **more)
 
     def suffixed_texts(self, wanted: Wanted, target: Subword, **more: Any) -> Texts:
-        """A source has </s> and its language behind it.
-
-        Dictionaries append one symbol, </s>, which is read as the language, behind <s>, which is read as </s>: sources have no
-        other <s>.
-        """
-        return self.texts(wanted, self.framed(suffix=[_BEGIN]), target,
-                          source_end=((_BEGIN, _END), (_END, self.codes[self.source])), **more)
+        """A source has </s> and its language behind it."""
+        source, ends = with_language_behind(self.inner, [], [], self.codes[self.source], self.silent)
+        return self.texts(wanted, source, target, source_end=ends, **more)
 
 
 def m2m_texts(wanted: Wanted) -> Texts:
@@ -78,13 +90,13 @@ def m2m_texts(wanted: Wanted) -> Texts:
     codes = {code: f"__{code}__" for code in M2M_CODES[kind].split()}
     ids |= {piece: len(ids) + number for number, piece in enumerate(codes.values())}
     pieces = pieces_by_id(ids, wanted.sizes[0], str(folder / "vocab.json"))
-    many = _many(wanted, pieces, read_model(folder, SENTENCEPIECE_NAME, "what cuts texts into pieces"), codes, "en")
+    many = _many(wanted, pieces, read_model(folder, _SPM_NAME, "what cuts texts into pieces"), codes, "en")
     return many.texts(wanted, many.begun(many.source), many.begun(many.target), first=many.codes[many.target])
 
 
 def nllb_texts(wanted: Wanted) -> Texts:
     """A text begins with its language, fra_Latn for French; in legacy folders a source has it behind </s>."""
-    many = _of_files(wanted, NLLB_CODE, "eng_Latn")
+    many = _of_files(wanted, _NLLB_CODE, "eng_Latn")
     target, first = many.begun(many.target), many.codes[many.target]
     if wanted.tokenizer_config.get("legacy_behaviour") is True:
         return many.suffixed_texts(wanted, target, first=first)
@@ -93,13 +105,13 @@ def nllb_texts(wanted: Wanted) -> Texts:
 
 def mbart50_texts(wanted: Wanted) -> Texts:
     """A text begins with its language, ro_RO for Romanian."""
-    many = _of_files(wanted, MBART_CODE, "en_XX")
+    many = _of_files(wanted, _MBART_CODE, "en_XX")
     return many.texts(wanted, many.begun(many.source), many.begun(many.target), first=many.codes[many.target])
 
 
 def mbart_texts(wanted: Wanted) -> Texts:
     """A source has its language behind </s>, and the decoder starts from that of the target."""
-    many = _of_files(wanted, MBART_CODE, "en_XX")
+    many = _of_files(wanted, _MBART_CODE, "en_XX")
     return many.suffixed_texts(wanted, many.framed(), starts=many.codes[many.target])
 
 
@@ -107,12 +119,12 @@ def _of_files(wanted: Wanted, pattern: re.Pattern[str], usual: str) -> _Many:
     """A tokenizer.json, or a sentencepiece model, behind whose pieces stand the codes that other files list, and <mask>."""
     folder = wanted.folder
     inner: Subword
-    if (folder / TOKENIZER_NAME).exists() or not (folder / SENTENCEPIECE_NAME).exists():
+    if (folder / TOKENIZER_NAME).exists() or not (folder / _SPM_NAME).exists():
         own = tokenizer_json(folder)
         ids, inner = own.ids(), own
         listed = [piece for piece in sorted(ids, key=ids.__getitem__) if piece in own.special]
     else:
-        inner = read_model(folder, SENTENCEPIECE_NAME, "what cuts texts into pieces")
+        inner = read_model(folder, _SPM_NAME, "what cuts texts into pieces")
         listed = _listed(wanted)
         words = [piece for piece in inner.pieces() if piece not in SPECIAL_SYMBOLS]
         ids = {piece: number for number, piece in enumerate((*SPECIAL_SYMBOLS, *words, *listed, MASK_SYMBOL))}

@@ -201,9 +201,11 @@ class HardMix(nn.Module):
 
     parameter_kind = "gates"
 
-    def __init__(self, gate: float, dim: int) -> None:
+    def __init__(self, gate: float, dim: int, alone_p: float = 0.0) -> None:
+        """`alone_p`: in training, share of tokens that the target side scores alone, where the gate is learned."""
         super().__init__()
         self.gate = gate  # 0: learned
+        self.alone_p = alone_p
         self.gate_weight = None if gate else nn.Parameter(torch.empty(1, 2 * dim))
 
     def in_words(self) -> str:
@@ -217,21 +219,35 @@ class HardMix(nn.Module):
         if self.gate_weight is None:
             return [Term(target, self.gate), Term(source, 1.0 - self.gate)]
         gate = F.linear(torch.cat((target, source), dim=-1), self.gate_weight).float().sigmoid()  # (B, T, 1)
+        if self.training and self.alone_p:
+            # The loss is linear in the gate, which therefore goes to 0 or 1; at 0 the stacks would learn no more.
+            gate = gate.masked_fill(_drawn(gate, self.alone_p), 1.0)
         return [Term(target, gate), Term(source, 1.0 - gate)]
 
 
 class SoftMix(nn.Module):
     """log-softmax of the sum of both sides' scores. Scores are linear in features, so the sum is taken there."""
 
-    def __init__(self, tau: float) -> None:
+    def __init__(self, tau: float, alone_p: float = 0.0) -> None:
+        """`alone_p`: in training, share of tokens that the target side scores alone."""
         super().__init__()
         self.tau = tau
+        self.alone_p = alone_p
 
     def in_words(self) -> str:
         return f"soft, tau {self.tau:g}"
 
     def forward(self, target: Tensor, source: Tensor) -> list[Term]:
+        if self.training and self.alone_p:
+            # Both sides get the gradient of their common softmax: what the source side explains soon, the stacks never learn.
+            # The others do not grow in turn: in use no token goes without.
+            source = source.masked_fill(_drawn(source, self.alone_p), 0.0)
         return [Term(target + self.tau * source, 1.0)]
+
+
+def _drawn(like: Tensor, p: float) -> Tensor:
+    """Which tokens are chosen, each with probability p. (B, T, 1)"""
+    return torch.rand(like.shape[:-1], device=like.device)[..., None] < p
 
 
 class SurfaceHead(VocabularyHead):

@@ -63,36 +63,65 @@ class OutputBias(Head):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HardFusion:
-    """Scores of both sides, weighed by a gate."""
+class _Mode:
+    """What the modes share."""
 
     topic = "Surface fusion"
+
+    dropout: float = flag(0.0, "in training, share of target tokens that are scored by the decoder alone: what the source side "
+                               "explains, the decoder does not learn; 0.5 for soft and for a learned gate", name="sf-dropout")
+
+    def __post_init__(self) -> None:
+        check(0.0 <= self.dropout < 1.0, f"--sf-dropout is {self.dropout}; it must lie in [0, 1).")
+
+    def advice(self) -> str:
+        """What has been seen to go wrong with this choice, or nothing."""
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardFusion(_Mode):
+    """Scores of both sides, weighed by a gate."""
 
     gate: float = flag(0.0, "weight of the decoder's own scores; 0 learns one for each token", name="sf-gate",
                        paper="Liu et al. 2021")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(0.0 <= self.gate < 1.0, f"--sf-gate is {self.gate}; it must lie in [0, 1), where 0 means a learned gate. "
                                       "For no surface path at all, leave out --surfacefusion.")
+        check(not (self.gate and self.dropout),
+              f"--sf-dropout is for a learned gate: with --sf-gate {self.gate:g} the decoder learns from each token already. "
+              "Leave one of them out.")
 
     def build(self, dim: int) -> HardMix:
         from lamina.nn.heads import HardMix
 
-        return HardMix(self.gate, dim)
+        return HardMix(self.gate, dim, self.dropout)
+
+    def advice(self) -> str:
+        if self.gate or self.dropout:
+            return ""
+        return ("the gate of surface fusion is learned (--sf-gate 0): it may close for good early in training, and then "
+                "neither stack learns any more; --sf-gate 0.8 is the published setting; --sf-dropout 0.5 keeps both learning")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftFusion:
+class SoftFusion(_Mode):
     """Scores of both sides added before one softmax."""
-
-    topic = "Surface fusion"
 
     tau: float = flag(1.0, "weight of the source side's scores", name="sf-softmax-tau")
 
     def build(self, dim: int) -> SoftMix:
         from lamina.nn.heads import SoftMix
 
-        return SoftMix(self.tau)
+        return SoftMix(self.tau, self.dropout)
+
+    def advice(self) -> str:
+        if self.dropout:
+            return ""
+        return ("the decoder learns little of what the source side explains (--sf-mode soft), and such models end behind plain "
+                "ones; --sf-dropout 0.5 trains the decoder alone on half of the tokens, with which they do not")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,10 +179,7 @@ class SurfaceConfig(Head):
                 "decoder has one output")
 
     def advice(self) -> str:
-        if isinstance(self.mode, HardFusion) and not self.mode.gate:
-            return ("the gate of surface fusion is learned (--sf-gate 0): it may close for good early in training, and then "
-                    "neither stack learns any more; --sf-gate 0.8 is the published setting")
-        return ""
+        return self.mode.advice()
 
 
 @register.head("att")

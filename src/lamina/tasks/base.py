@@ -114,6 +114,10 @@ class Task(ABC):
         """Lines to show ahead of the first epoch: what `figures` will measure; what it lacks is an error."""
         return ()
 
+    def needs_whole_model(self, config: ValidationConfig) -> bool:
+        """Whether `figures` runs the model, which ranks then cannot share in pieces: each runs it in its own time."""
+        return type(self).figures is not Task.figures
+
     def figures(self, model: nn.Module, batches: Iterable[AnyBatch], config: ValidationConfig, note: Callable[[str], Any],
                 gather: Gather) -> dict[str, float]:
         """What validation reports besides loss and perplexity; `note` shows a line to the person who watches.

@@ -114,6 +114,9 @@ class Translation(Task):
         return looks_tokenized(self.target_text(corpus[number].target.tolist(), joiner)
                                for number in range(min(len(corpus), LOOKED_AT)))
 
+    def needs_whole_model(self, config: ValidationConfig) -> bool:
+        return bool(config.metrics)
+
     def figures(self, model: nn.Module, batches: Iterable[AnyBatch], config: ValidationConfig, note: Callable[[str], Any],
                 gather: Gather) -> dict[str, float]:
         """What metrics say of greedy translations, if asked for, and a sample of them."""

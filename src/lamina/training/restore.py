@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.serialization import config as serialization
 
 from lamina.checkpoint.dictionary_change import with_dictionaries
 from lamina.checkpoint.finite import ruined_part
@@ -171,10 +173,11 @@ def run_to_be(start: StartingPoint | None, saving: SavingConfig) -> str:
 
 
 def restore_weights_(model: nn.Module, checkpoint: Checkpoint, task: Task, path: Path, note: Callable[[str], None], *,
-                     is_resumed: bool = True) -> None:
+                     is_resumed: bool = True) -> dict[str, Tensor]:
     """Weights that fit may still be of a model that computes something else with them: `note` hears of that.
 
-    A run that begins with the weights of another may have another dictionary.
+    A run that begins with the weights of another may have another dictionary. Gives what the model was given, by name; of a
+    model on the meta device that is all.
     """
     if not is_resumed:
         task.check_origin(checkpoint, path)
@@ -191,12 +194,13 @@ def restore_weights_(model: nn.Module, checkpoint: Checkpoint, task: Task, path:
     needed = flags_for(stored, own, is_free_included=True)
     load_weights_(model, weights, f"The model of {path}{was} has other flags than this run: {needed}." if needed else "")
     if checkpoint.task != task.name or not (differing := flags_for(stored, own)):
-        return
+        return weights
     if folded and not own.init.is_plain:
         raise CheckpointError(f"{path} was folded: its residuals are plain, and {own.init.spelled} would "
                               f"scale them once more. For the same model, {differing}.")
     note(f"warning: the weights of {path} fit, but with the flags of this run the model computes something else with them. For "
          f"the same model, {differing}")
+    return weights
 
 
 def restore_training(start: StartingPoint, updater: Updater, config: TrainConfig, note: Callable[[str], None]) -> Progress:
@@ -303,3 +307,15 @@ def find_place_(progress: Progress, feeds: Feeds, note: Callable[[str], None]) -
          f"{len(feed.plan(epoch))} instead of {progress.batches_done}; some may come twice in this epoch, and others not at "
          "all")
     progress.batches_done = done
+
+
+@contextmanager
+def mapped_files() -> Iterator[None]:
+    """Inside, tensors of files that are read stay there until somebody looks at them."""
+    before = serialization.load.mmap
+    serialization.load.mmap = True
+    try:
+        yield
+    finally:
+        serialization.load.mmap = before
+

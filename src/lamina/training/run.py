@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +42,7 @@ from lamina.training.restore import (
     StartingPoint,
     check_same_start,
     find_place_,
+    mapped_files,
     pruned_config,
     restore_training,
     restore_weights_,
@@ -108,7 +110,9 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
     if advice := config.model.surface.advice():
         reporter.note(advice)
     packs = is_packed(config, dtype, ranks.device)
-    start = starting_point(config, ranks.device, reporter.note, reporter.warn)
+    is_sharded = config.ranks.is_sharded and ranks.talks
+    with mapped_files() if is_sharded else nullcontext():
+        start = starting_point(config, torch.device("cpu") if is_sharded else ranks.device, reporter.note, reporter.warn)
     # A pruned checkpoint decides how deep the model is; from here on this is the configuration, also on disk.
     config = pruned_config(config, None if start is None else start.checkpoint, reporter.note)
     config = settled(config, start, reporter.note, is_packed=packs)
@@ -117,8 +121,8 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
     task = open_task(config, ranks, reporter)
     feeds = Feeds(task, config, ranks.device, reporter.note, is_packed=packs)
     keeper = Keeper(config.saving, reporter.note, run_to_be(start, config.saving))
-    model = _model(config, task, ranks, start, feeds, keeper, reporter)
-    updater = _updater(config, task, model, dtype, ranks, keeper, reporter, criterion)
+    model, weights = _begin(config, task, ranks, dtype, start, feeds, keeper, reporter)
+    updater = _updater(config, task, model, dtype, ranks, keeper, reporter, criterion, weights)
     progress = Progress()
     if start is not None and start.is_resumed:
         progress = restore_training(start, updater, config, reporter.note)
@@ -164,6 +168,17 @@ def open_task(config: TrainConfig, ranks: Ranks, reporter: Reporter) -> Task:
     return task
 
 
+def _begin(config: TrainConfig, task: Task, ranks: Ranks, dtype: torch.dtype, start: StartingPoint | None, feeds: Feeds,
+           keeper: Keeper, reporter: Reporter) -> tuple[Any, FlatWeights | None]:
+    """The model; its weights too, where they are sharded before they are whole."""
+    if config.ranks.is_sharded and ranks.talks:
+        from lamina.training.sharded_start import sharded_start, starts_in_pieces  # here: it takes a second to import
+
+        if starts_in_pieces(config, ranks, start):
+            return sharded_start(config, task, ranks, dtype, start, feeds, keeper, reporter)
+    return _model(config, task, ranks, start, feeds, keeper, reporter), None
+
+
 def _model(config: TrainConfig, task: Task, ranks: Ranks, start: StartingPoint | None, feeds: Feeds, keeper: Keeper,
            reporter: Reporter) -> Any:
     """On the device, with the weights that training begins with: the same on all ranks."""
@@ -188,10 +203,10 @@ def _model(config: TrainConfig, task: Task, ranks: Ranks, start: StartingPoint |
 
 
 def _updater(config: TrainConfig, task: Task, model: Any, dtype: torch.dtype, ranks: Ranks, keeper: Keeper,
-             reporter: Reporter, criterion: Criterion) -> Updater:
+             reporter: Reporter, criterion: Criterion, weights: FlatWeights | None) -> Updater:
     # Each rank has a memory of its own to run out of.
     tell = reporter.note if ranks.is_first else lambda text: console.notice(f"rank {ranks.rank}: {text}")
-    weights = _weights(config, model, dtype, ranks, reporter)
+    weights = weights or _weights(config, model, dtype, ranks, reporter)
     precision = config.precision
     if isinstance(criterion, FunctionLoss):  # it may ask the device whatever it likes
         precision = replace(precision, cuda_graphs=False)
@@ -211,7 +226,7 @@ def _weights(config: TrainConfig, model: Any, dtype: torch.dtype, ranks: Ranks, 
     if options.is_sharded:
         from lamina.distributed.sharded import ShardedWeights  # here, since it takes a second to import
 
-        return ShardedWeights(model, dtype, ranks)
+        return ShardedWeights(model, dtype, ranks, shard_size=options.num_shards(ranks.size))
     return ReplicatedWeights(model, dtype, ranks, options.bucket_cap_mb * 2**20 // 4, accumulates=accumulates)
 
 

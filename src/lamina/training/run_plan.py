@@ -18,6 +18,7 @@ from lamina.data.feed import Feed
 from lamina.distributed.launch import find_place, num_to_start
 from lamina.distributed.ranks import ALONE
 from lamina.errors import LaminaError
+from lamina.init.deferred import deferred
 from lamina.tasks.base import Task
 from lamina.training.compute_type import compute_type
 from lamina.training.feeds import Feeds
@@ -120,8 +121,7 @@ def _fill(plan: RunPlan, config: TrainConfig, device: torch.device, dtype: torch
     plan.effective_batch = effective_batch(config, freq, plan.ranks)
     plan.batches, plan.padding = len(feed.plan(1)), feed.padding_share(1)
     plan.updates = -(-plan.batches // (freq * plan.ranks))
-    with torch.device("meta"):
-        model = task.build_model()
+    model, _ = deferred(task.build_model)
     with _noting(problems):
         if start is not None:
             restore_weights_(model, start.checkpoint, task, start.path, _silent, is_resumed=start.is_resumed)
@@ -129,7 +129,7 @@ def _fill(plan: RunPlan, config: TrainConfig, device: torch.device, dtype: torch
     freeze_(model, config.optimization.freeze, _silent)
     plan.parameters = sum(parameter.numel() for parameter in model.parameters())
     plan.trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    shards = plan.ranks if config.ranks.is_sharded else 1
+    shards = config.ranks.num_shards(plan.ranks)
     plan.memory = bytes_of_state(config, model, dtype, plan.ranks, shards)
     plan.sent = bytes_sent(config, model, dtype, plan.ranks, shards)
     plan.memory["activations"] = bytes_kept(model.to(dtype), _typical_batch(config, task, feed), criterion,

@@ -18,14 +18,19 @@ from lamina.training.loss import batch_loss
 
 @torch.no_grad()
 def validation_loss(model: Any, batches: Iterable[AnyBatch], criterion: Criterion, active: ActiveLayers = ALL_LAYERS,
-                    ranks: Ranks = ALONE) -> dict[str, float]:
-    """Per token, in bits, as fairseq prints it; `batches` are this rank's, the figures those of all."""
+                    ranks: Ranks = ALONE, num_counted: int | None = None) -> dict[str, float]:
+    """Per token, in bits, as fairseq prints it; `batches` are this rank's, the figures those of all.
+
+    Those beyond the first `num_counted` keep a rank in step with others, and count for nothing.
+    """
     model.eval()
     loss = nll = torch.zeros((), dtype=torch.float64)
     num_tokens = 0
-    for batch in batches:
+    for number, batch in enumerate(batches):
         with kernels_for_any_length():
             sums = batch_loss(model, batch, criterion, active)
+        if num_counted is not None and number >= num_counted:
+            continue
         loss, nll = loss.to(sums.loss.device) + sums.loss, nll.to(sums.nll.device) + sums.nll
         num_tokens += batch.num_target_tokens
     loss_sum, nll_sum = ranks.sum_(torch.stack([loss, nll]).cpu()).tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -35,8 +36,10 @@ class Validator:
         validation, first = self.config.validation, dict[str, float]()
         for split, feed in self.feeds.valid.items():
             batches = partial(feed.batches, rank=self.ranks.rank, size=self.ranks.size)
-            with self.weights.whole():
-                figures = validation_loss(self.model, batches(), self.criterion, ranks=self.ranks)
+            # Layer by layer where weights are sharded: all ranks run as many batches, and none holds the whole model.
+            figures = validation_loss(self.model, batches(has_fillers=self.weights.needs_fillers), self.criterion,
+                                      ranks=self.ranks, num_counted=feed.num_batches_of(self.ranks.rank, self.ranks.size))
+            with self.weights.whole() if self.task.needs_whole_model(validation) else nullcontext():
                 figures |= self.task.figures(self.model, batches(), validation, self.reporter.note, self.ranks.gather)
             shown = figures
             if not first:
