@@ -17,6 +17,7 @@ from huggingface_models import (
     m2m_folder,
     mbart_folder,
     nllb_folder,
+    roberta_folder,
 )
 from huggingface_parity import TARGETS, quiet
 from lamina.cli import main
@@ -143,3 +144,24 @@ def test_it_is_served_at_any_depth(folder):
             status, _, answer = server.ask("/translate", asked)
             assert status == 200, answer
             assert answer["translatedText"] == [found.text for found in model.translate(SENTENCES)]
+
+
+def test_a_masked_model_is_trained_further(tmp_path, capsys):
+    """On text that is cut as it does, with the flags that the run names."""
+    folder = roberta_folder(tmp_path / "roberta")
+    (tmp_path / "train").write_text("\n".join(SENTENCES * 8) + "\n", encoding="utf-8")
+    said(capsys, ["preprocess", "--only-source", "--trainpref", str(tmp_path / "train"), "--validpref", str(tmp_path / "train"),
+                  "--like", str(folder), "--destdir", str(tmp_path / "bin"), "--workers", "1"])
+    command = ["train", str(tmp_path / "bin"), "--task", "masked_lm", "--finetune-from-model", str(folder), "--save-dir",
+               str(tmp_path / "fine"), "--cpu", "--max-update", "2", "--max-tokens", "400", "--lr", "1e-20",
+               "--no-epoch-checkpoints"]
+    capsys.readouterr()
+    assert main(command) == 2
+    named = re.search(r"has other flags than this run: use (--.*)\.$", capsys.readouterr().err.strip())
+    assert named
+    said(capsys, [*command, *named[1].split(), "--encoder-layerdrop", "0.2"])
+    text = "the old <mask> sings near"
+    found, expected = (loaded(path).fill_mask(text) for path in (tmp_path / "fine" / "checkpoint_last.pt", folder))
+    assert [filling.text for filling in found] == [filling.text for filling in expected]
+    said(capsys, ["prune", str(folder), "--encoder-layers-to-keep", "1,", "--output", str(tmp_path / "small.pt")])
+    assert len(loaded(tmp_path / "small.pt").models[0].encoder.layers) == 1
