@@ -487,9 +487,53 @@ class Chaos:
             saved = self.saved_updates(name)
             text = (self.folder / f"{name}.log").read_text()
             with self._two_ranks(name, "--max-update", str(saved + 4)) as run:
-                row.survived += (run.wait(HANGS_AFTER) == 0 and code == 2 and text.count("lost contact with another rank") == 1
+                named = re.findall(r"lost contact with rank [01],", text)
+                row.survived += (run.wait(HANGS_AFTER) == 0 and code == 2 and len(named) == 1
                                  and self.saved_updates(name) == saved + 4)
         return row
+
+    def lose_data(self, number: int) -> Row:
+        """Each rank has its data folder, and one vanishes: all end with one line, and resume to the bit when it is back."""
+        row = Row("the data folder of one of two ranks vanishes")
+        folder = self.folder / "vanished"
+        own = [make_data(folder / str(rank), num_lines=46) for rank in range(2)]
+        for attempt in range(number):
+            name = f"vanished/run{attempt}"
+            with self._by_hand(name, own, "--max-update", "100000") as ranks:
+                self._wait_for_update(self.random.randrange(2, 20), ranks[0], name)
+                lost = self.random.choice(own)
+                aside = lost.with_name("aside")
+                lost.rename(aside)
+                row.injected += 1
+                codes = [rank.wait(HANGS_AFTER) for rank in ranks]
+                aside.rename(lost)
+            text = (self.folder / f"{name}.log").read_text()
+            saved = self.saved_updates(name)
+            for last, which in ((saved + 4, name), (saved + 4, f"{name}-whole")):
+                with self._by_hand(which, own, "--max-update", str(last)) as ranks:
+                    codes += [rank.wait(HANGS_AFTER) for rank in ranks]
+            row.survived += (codes == [2, 2, 0, 0, 0, 0] and text.count("has disappeared") == 1
+                             and self._are_equal(name, f"{name}-whole"))
+        return row
+
+    @contextmanager
+    def _by_hand(self, name: str, data: Sequence[Path], *flags: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+        """Two ranks, each with a data folder of its own, which nobody starts again."""
+        meeting = self.folder / f"{name.replace('/', '-')}-meeting-{time.monotonic_ns()}"
+        ranks = []
+        with (self.folder / f"{name}.log").open("ab") as log:
+            for rank, own in enumerate(data):
+                words = self.words(name)
+                command = [sys.executable, "-m", "lamina", words[0], str(own), *words[2:], "--distributed-world-size", "2",
+                           "--distributed-rank", str(rank), "--distributed-init-method", f"file://{meeting}",
+                           "--distributed-no-spawn", *flags]
+                ranks.append(subprocess.Popen(command, stdout=log, stderr=log))
+        try:
+            yield ranks
+        finally:
+            for rank_process in ranks:
+                rank_process.kill()
+                rank_process.wait()
 
     def restart_with_torchrun(self, number: int) -> Row:
         """torchrun starts all ranks again when one is killed, while they start or while they train, ten times a run."""
@@ -658,6 +702,7 @@ def faults_of(chaos: Chaos) -> dict[str, Callable[[], Row]]:
         "shared folder": lambda: chaos.share_folder(20),
         "unlike ranks": lambda: chaos.start_unalike(24),
         "stopped rank": lambda: chaos.stop_rank(2),
+        "lost data": lambda: chaos.lose_data(3),
         "torchrun": lambda: chaos.restart_with_torchrun(50),
     }
 

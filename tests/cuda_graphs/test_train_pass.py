@@ -12,7 +12,7 @@ from lamina.config.model import LanguageModelConfig
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.cuda_graphs.recorder import STRICT
 from lamina.cuda_graphs.static_batches import MAX_SHAPES, SIGHTINGS, StaticBatches, shape_of
-from lamina.cuda_graphs.train_pass import CapturedPasses, room_for
+from lamina.cuda_graphs.train_pass import MISSES_TOLD, CapturedPasses, room_for
 from lamina.data.batching import TokenBatch
 from lamina.distributed.weights import FlatWeights
 from lamina.errors import LaminaError
@@ -131,8 +131,8 @@ def test_one_batch_needs_no_copy_of_its_gradients():
 
 
 @pytest.mark.parametrize(("dtype", "precision", "reason"), [
-    (torch.float32, PrecisionConfig(), "half precision"),
-    (torch.bfloat16, PrecisionConfig(checkpoint_activations=True), "--checkpoint-activations"),
+    (torch.float32, PrecisionConfig(), "half precision alone"),
+    (torch.bfloat16, PrecisionConfig(checkpoint_activations=True), None),
     (torch.bfloat16, PrecisionConfig(), None),
 ])
 def test_what_stands_in_the_way_is_said(dtype, precision, reason):
@@ -235,3 +235,15 @@ def test_batches_without_their_words_on_the_host_turn_capturing_off(monkeypatch)
     assert passes.find(batch, ALL_LAYERS, updater.sums) is None
     assert passes.is_off
     assert "--cuda-graphs is off" in notes[0]
+
+
+def test_batches_of_ever_new_shapes_are_told_once():
+    said = []
+    model = tiny_model()
+    passes = CapturedPasses(model, FlatWeights(model, torch.bfloat16), lambda *_, **__: None, said.append, lambda _: None,
+                            is_compiled=False)
+    passes._batches.hold = lambda batch: None
+    for _ in range(2 * MISSES_TOLD):
+        assert passes.find(batch_of(slice(0, 4)), ALL_LAYERS, torch.zeros(2)) is None
+    assert len(said) == 1
+    assert "ever new shapes" in said[0]

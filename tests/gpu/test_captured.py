@@ -223,3 +223,17 @@ def test_the_compiled_loss_is_the_plain_one():
         torch.testing.assert_close(one, other, rtol=0.01, atol=1e-3)
     plain = F.cross_entropy(scores.float(), target, label_smoothing=0.1, reduction="none")
     torch.testing.assert_close(found[0], plain, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+def test_layers_that_are_computed_again_are_captured(dropout_p, compiles, capsys):
+    """With dropout, the gradient is that of what the forward pass drew: a step along it lowers the very same loss."""
+    model = build_model(tiny_config(num_layers=3, dropout_p=dropout_p), VOCABULARY_SIZE, VOCABULARY_SIZE).cuda()
+    for stack in (model.encoder, model.decoder):
+        stack.recomputes = True
+    made = sgd_updater(model, torch.bfloat16, compiles=compiles)
+    assert share_kept(made, map(batch_of, range(4)), ALL_LAYERS) > LEAST_KEPT
+    said = capsys.readouterr().out
+    assert "captured updates" in said
+    assert "is off" not in said

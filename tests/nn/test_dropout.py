@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from lamina.nn.dropout import dropout
+import lamina.nn.stack as stack_module
+from lamina.nn.compiling import replaced
+from lamina.nn.dropout import attention_seed, counted_draws, drawing_from, dropout
+from lamina.nn.layout import Layout
+from lamina.nn.stack import stacks_of
+from lamina.parts.criteria import LabelSmoothedCrossEntropy
+from lamina.training.loss import batch_loss
+from tiny import batch_of, tiny_model
 
 ONES = torch.ones(300, 1001)
 
@@ -48,3 +55,63 @@ def test_what_was_dropped_has_no_gradient():
     assert found.dtype == torch.bfloat16
     assert torch.equal(x.grad.ne(0), found.ne(0))
     assert set(x.grad.flatten().tolist()) == {0.0, 2.0}
+
+
+@pytest.fixture
+def once(monkeypatch):
+    """Nothing is computed again: what recomputing must not change."""
+    return lambda: monkeypatch.setattr(stack_module, "checkpoint", lambda function, *arguments, **_: function(*arguments))
+
+
+def recomputed_gradients(model, *, compiles=False):
+    torch.manual_seed(5)
+    for stack in stacks_of(model.train()).values():
+        stack.recomputes = True
+    layers = {layer: torch.compile(layer.forward, backend="aot_eager", dynamic=False)
+              for stack in stacks_of(model).values() for layer in stack.layers} if compiles else {}
+    with counted_draws(), replaced(layers):
+        loss = batch_loss(model, batch_of(slice(0, 8)), LabelSmoothedCrossEntropy(smoothing=0.1)).loss
+    torch.manual_seed(99)  # what happens in between does not matter
+    torch.rand(7)
+    model.zero_grad()
+    with replaced(layers):
+        loss.backward()
+    return loss.detach(), [parameter.grad.clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_counted_draws_are_drawn_again_without_a_generator(once, compiles):
+    model = tiny_model(num_layers=3, dropout_p=0.4)
+    loss, found = recomputed_gradients(model, compiles=compiles)
+    once()
+    expected_loss, expected = recomputed_gradients(model)
+    torch.testing.assert_close(loss, expected_loss)
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
+
+
+def test_counted_masks_differ_by_seed_count_and_place():
+    x = torch.ones(400, 250)
+    masks = []
+    for seed in (3, 4):
+        with drawing_from(torch.tensor([seed])):
+            masks += [dropout(x, 0.3, is_training=True) for _ in range(3)]
+    for mask in masks:
+        assert abs(float(mask.mean()) - 1.0) < 0.01
+        torch.testing.assert_close(mask.unique(), torch.tensor([0.0, 1 / 0.7]))
+    kept = torch.stack([mask.flatten() > 0 for mask in masks]).double()
+    assert float((torch.corrcoef(kept) - torch.eye(6)).abs().max()) < 0.015
+    rows = kept[0].view(400, 250)
+    assert float((torch.corrcoef(rows.T) - torch.eye(250)).abs().mean()) < 0.05  # nor by place
+    with drawing_from(torch.tensor([3])):
+        assert torch.equal(dropout(x, 0.3, is_training=True), masks[0])
+        assert attention_seed(x.device) != attention_seed(x.device)
+
+
+def test_a_kernel_that_draws_for_itself_is_refused():
+    layout = Layout.of_ids(torch.tensor([[5, 6, 1]]), 1)
+    qkv = torch.randn(1, 3, 24)
+    with drawing_from(torch.tensor([3])):
+        layout.attend_within(qkv, 2)
+        with pytest.raises(RuntimeError, match="cannot be drawn again"):
+            layout.attend_within(qkv, 2, dropout_p=0.1)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # Sentence pairs, sentences, rows of a table such as a datasets.Dataset, or files: a pair of them, or one.
 Texts = (Iterable[tuple[str, str]] | Iterable[str] | Iterable[Mapping[str, object]] | tuple[str | Path, str | Path] | Path)
 
-NAMES = ("source", "target")  # of sides whose languages nobody named
+NAMES = ("source", "target")  # of sides whose languages were not named
 FROM_PYTHON = "(sentences given to lamina.prepare)"
 
 
@@ -237,7 +237,7 @@ def _files(paths: list[Path], source_lang: str | None, target_lang: str | None) 
                 return
             if None in pair:
                 shorter, longer = paths if pair[0] is None else paths[::-1]
-                raise DataError(f"{shorter} ends after line {number}, and {longer} goes on: line N of one must translate "
+                raise DataError(f"{shorter} ends after line {number}, and {longer} has more: line N of one must translate "
                                 "line N of the other.")
             number += 1
             yield tuple(pair)  # type: ignore[arg-type]

@@ -82,7 +82,7 @@ def load(path: Paths, device: torch.device | str | None = None, dtype: torch.dty
         encoder_layers_to_keep, decoder_layers_to_keep: prune every model: a list of layers, how many to keep, or text as for
             the flags.
         overrides: settings of the model by flag, in place of the stored ones; they may hold these two, with the flags' meaning.
-        dict_dir: a folder, or several, where the dictionaries of a checkpoint of fairseq are looked for, besides its own.
+        dict_dir: a folder, or several, where the dictionaries of a checkpoint of fairseq are looked for, as well as in its own.
         source_lang, target_lang: its languages, where it does not say them.
         quantize: "int8" rounds the matrices of linear layers, and what they are multiplied with, to 8 bits on a CPU: faster,
             and not quite the same scores.

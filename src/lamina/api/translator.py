@@ -13,7 +13,7 @@ import torch
 from lamina.analysis.fusion_weights import FusionWeights, Gates, fusion_weights, gates, mixes_hard, source_attention
 from lamina.api.given_texts import is_pair, many_texts, one_text, pairs_of, texts_of
 from lamina.api.loaded_model import Layers, LoadedModel, States, in_turn
-from lamina.api.outputs import Attention, Score, TooLong, Translation, fitted, greedy, only_one, warn_in_python, warn_of_lost
+from lamina.api.outputs import Attention, Score, TooLong, Translation, fitted, only_one, warn_in_python, warn_of_lost
 from lamina.config.chosen_depth import DepthText
 from lamina.config.search_options import SearchConfig
 from lamina.data.batching import DEFAULT_BATCH_SIZE, collate
@@ -191,7 +191,7 @@ class Translator(LoadedModel[EncoderDecoder]):
         >>> "".join(model.stream_tokens("a bird")) == model.translate("a bird", beam=1).text
         True
         """
-        config = greedy(**options)
+        config = only_one(None, **{"beam": 1, **options})
         ids = fitted(self.encode_source(one_text(sentence, "sentence")), self.max_source_positions, 0, too_long,
                      warn or warn_in_python)
         if ids is None or len(ids) <= 1:
@@ -256,7 +256,7 @@ class Translator(LoadedModel[EncoderDecoder]):
 
         Arguments:
             texts: source text, one or several.
-            layers: which layers' outputs to give besides the final states: "all", "last" (none besides), a number or
+            layers: which layers' outputs to give as well as the final states: "all", "last" (no others), a number or
                 several; 0 is the encoder's input, 1 the output of its first layer.
             batch_size: texts at a time.
             warn: hears of texts that are cut to the model's positions.

@@ -19,6 +19,7 @@ from lamina.distributed.weights import FlatWeights
 from lamina.errors import LaminaError
 from lamina.models.contract import Model
 from lamina.nn.compiling import compiled_parts, replaced
+from lamina.nn.dropout import counted_draws
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 
 # An eager pass over a batch, as training/update.py does it.
@@ -28,6 +29,7 @@ Sizes = tuple[int, ...]  # that the host alone knows of a batch (VocabularyHead.
 # Room for such a size, above what one batch takes: by a share, and by as many standard deviations of a count.
 SPARE_SHARE, SPARE_DEVIATIONS = 0.25, 6.0
 ROOM_MULTIPLE = 128
+MISSES_TOLD = 50
 
 
 class _CapturedPass(NamedTuple):
@@ -50,6 +52,7 @@ class CapturedPasses:
         self._batches = StaticBatches()
         self._parts: dict[nn.Module, Any] = compiled_parts(model) if is_compiled else {}
         self._passes: dict[Any, _CapturedPass] = {}
+        self._num_missed = 0  # batches of shapes that did not recur
         self._exceeded: Counter[Any] = Counter()  # by shape, how often a batch had no room
 
     @property
@@ -76,6 +79,10 @@ class CapturedPasses:
             return None
         static = self._batches.hold(batch)
         if static is None:
+            self._num_missed += 1
+            if self._num_missed == MISSES_TOLD and not self._passes:
+                self.note(f"updates are eager: {MISSES_TOLD} batches had ever new shapes, and what is captured has one. Small "
+                          "batches take up to eight times as long (docs/performance.md)")
             return None
         key = shape_of(batch)
         known = self._passes.get(key)
@@ -131,7 +138,7 @@ class CapturedPasses:
         self.note(f"--cuda-graphs is off, since it failed: {reason}")
 
     def _pass(self, batch: AnyBatch, room: Sizes) -> None:
-        with self.weights.gathering(), replaced(self._parts), self.model.head.with_room(room):
+        with self.weights.gathering(), replaced(self._parts), counted_draws(), self.model.head.with_room(room):
             self.forward_backward(batch, is_compiled=self.is_compiled)
 
 

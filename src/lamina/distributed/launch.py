@@ -22,6 +22,7 @@ from torch import distributed as dist
 
 from lamina import console, provenance
 from lamina.config.ranks_options import GLOO, RanksConfig
+from lamina.distributed.heartbeat import beating, silent_ranks
 from lamina.distributed.meeting import agree_on_attempt
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.signals import SAVES, SECONDS_OF_ONE_WISH, STOPS, blocked, is_kept_ignored, unblock
@@ -268,6 +269,12 @@ def joined(config: RanksConfig, *, is_on_gpu: bool) -> Iterator[Ranks]:
             return
         place = place._replace(init_method="tcp://localhost:0")
     ranks = _meet(place, device, timedelta(minutes=config.timeout), config.backend)
+    with beating(ranks.store, ranks.rank):
+        yield from _shared(ranks)
+
+
+def _shared(ranks: Ranks) -> Iterator[Ranks]:
+    """One run has one error: that of the rank that was the first to fail."""
     try:
         yield ranks
     except (StopSignal, AlreadyToldError):  # all of them, after the same update
@@ -275,12 +282,18 @@ def joined(config: RanksConfig, *, is_on_gpu: bool) -> Iterator[Ranks]:
         raise
     except Exception as error:
         if not ranks.is_first_to_fail():
-            # Another rank has told why; this one only noticed that it was gone.
+            # Another rank tells why; this one only noticed that it was gone.
+            ranks.wait_until_told()
             raise AlreadyToldError from None
-        if isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error)):
-            raise RankError(f"rank {place.rank} lost contact with another rank, which was killed, is stopped or cannot be "
-                            "reached. Checkpoints written so far are whole: the same command goes on from them.") from error
-        raise
+        try:
+            if isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error)):
+                silent = ", ".join(map(str, silent_ranks(ranks.store, ranks.rank, ranks.size)))
+                which = f"rank {silent}" if silent else "another rank"
+                raise RankError(f"rank {ranks.rank} lost contact with {which}, which was killed, is stopped or cannot be "
+                                "reached. Checkpoints written so far are whole: the same command resumes from them.") from error
+            raise
+        finally:
+            ranks.note_told()
     dist.destroy_process_group()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,7 +21,9 @@ from lamina.distributed.waiting import Waits
 T = TypeVar("T")
 
 FAILURES = "failures"  # how many ranks have failed
+TOLD = "told"  # set once one of them knows what to say
 SECONDS_FOR_OTHERS = 1.0
+SECONDS_TO_TELL = 10.0
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,19 @@ class Ranks:
         except dist.DistError:
             return True
         return is_first
+
+    def note_told(self) -> None:
+        """The error is known, and this process about to end with it."""
+        if self.store is not None:
+            with suppress(dist.DistError):
+                self.store.set(TOLD, "yes")
+
+    def wait_until_told(self) -> None:
+        """Stay until then: a launcher ends all ranks when one is gone."""
+        until = time.monotonic() + SECONDS_TO_TELL
+        with suppress(dist.DistError):
+            while self.store is not None and not self.store.check([TOLD]) and time.monotonic() < until:
+                time.sleep(0.05)
 
 
 ALONE = Ranks()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lamina.nn.dropout import check_can_draw_again
 from lamina.nn.flat_attention import Blocks
 from lamina.nn.packed_attention import packed_attention
 from lamina.packed import PAD_POSITION, Packed, Rows
@@ -61,6 +62,7 @@ class Layout(NamedTuple):
 
     def attend_within(self, qkv: Tensor, num_heads: int, *, is_causal: bool = False, dropout_p: float = 0.0) -> Tensor:
         """Every row looks at itself. qkv: (B, T, 3 * D), queries then keys then values -> (B, T, D)"""
+        check_can_draw_again(dropout_p)
         query, key, value = (split_heads(part, num_heads) for part in qkv.chunk(3, dim=2))
         # Rows are padded on the right, so no token ever looks at a pad: the causal kernel needs no other mask.
         return join_heads(F.scaled_dot_product_attention(query, key, value, attn_mask=None if is_causal else self.may_attend,
@@ -70,6 +72,7 @@ class Layout(NamedTuple):
                       dropout_p: float = 0.0) -> Tensor:
         """Queries of other rows, which lie like `reader`, look at these. query: (B, T, D), memory: (B, S, 2 * D), keys then
         values -> (B, T, D)"""
+        check_can_draw_again(dropout_p)
         key, value = (split_heads(part, num_heads) for part in memory.chunk(2, dim=2))
         return join_heads(F.scaled_dot_product_attention(split_heads(query, num_heads), key, value, attn_mask=self.may_attend,
                                                          dropout_p=dropout_p))
@@ -104,6 +107,7 @@ class PackedLayout(Packed):
         if has_kernels and not is_flash and channels <= WIDEST_OF_TILES and HAS_TRITON:
             return packed_attention(query, memory, reader.sentences, reader.bounds, self.sentences, self.bounds, num_heads,
                                     is_causal, dropout_p)[0]
+        check_can_draw_again(dropout_p)
         parts = query.chunk(3, dim=1) if memory is None else (query, *memory.chunk(2, dim=1))
         if has_kernels and is_flash:
             # The kernel behind torch.nn.attention.varlen, called directly for its dropout.

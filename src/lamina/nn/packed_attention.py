@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lamina.nn.dropout import attention_seed
+
 
 class Tiles(NamedTuple):
     """Queries and keys of a tile, and warps that work on it."""
@@ -50,7 +52,7 @@ def packed_attention(query: Tensor, memory: Tensor | None, query_sentences: Tens
     parts = _parts(query, memory)
     out = query.new_empty(len(query), parts[0].size(1))
     normaliser = query.new_empty(num_heads, len(query), dtype=torch.float32)
-    seed = torch.randint(2**31, (1,), device=query.device) if dropout_p else query.new_zeros(1, dtype=torch.int64)
+    seed = attention_seed(query.device) if dropout_p else query.new_zeros(1, dtype=torch.int64)
     _launch(kernels.forward, num_heads, *parts, out, normaliser, query_sentences,
             key_bounds, seed, *_sizes(parts), parts[0].size(1), is_causal, dropout_p)
     return out, normaliser, seed

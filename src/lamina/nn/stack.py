@@ -29,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lamina.nn.attention import CrossAttention, SelfAttention
 from lamina.nn.cache import KeyValues, LayerCache, Turn
+from lamina.nn.dropout import DRAWS, drawing_from
 from lamina.nn.embedding import Embedded
 from lamina.nn.feed_forward import FeedForward
 from lamina.nn.layout import AnyLayout, Layout
@@ -195,7 +196,19 @@ class LayerStack(nn.Module):
 
 
 def _recomputed(call: LayerCall) -> LayerCall:
-    return lambda *arguments: checkpoint(call, *arguments, use_reentrant=False)
+    if not DRAWS.is_on:
+        return lambda *arguments: checkpoint(call, *arguments, use_reentrant=False)
+
+    # A generator cannot be set back inside a CUDA graph. So each layer draws a seed, and all else it draws follows from that.
+    def counted(seed: Tensor, *arguments: Any) -> Any:
+        with drawing_from(seed):
+            return call(*arguments)
+
+    def recomputed(layer: nn.Module, *arguments: Any) -> Any:
+        seed = torch.randint(2**62, (1,), device=next(layer.parameters()).device)
+        return checkpoint(counted, seed, layer, *arguments, use_reentrant=False, preserve_rng_state=False)
+
+    return recomputed
 
 
 def stacks_of(model: nn.Module) -> dict[str, LayerStack]:

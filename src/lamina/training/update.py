@@ -159,7 +159,8 @@ class Updater:
         if self.weights.master.device.type != "cuda" or not precision.cuda_graphs:
             return None
         if reason := why_eager(self.weights, dtype, precision):
-            note(f"updates are eager, not captured (--cuda-graphs): {reason}")
+            note(f"updates are eager, not captured (--cuda-graphs): {reason}. Small batches take up to eight times as long "
+                 "(docs/performance.md)")
             return None
         self.weights.expect_replays_()
         return CapturedPasses(self.model, self.weights, self.forward_backward, note, skip_time, is_compiled=precision.compiles)
@@ -167,9 +168,7 @@ class Updater:
 
 def why_eager(weights: FlatWeights, dtype: torch.dtype, precision: PrecisionConfig) -> str | None:
     if dtype == torch.float32:
-        return "that needs half precision"
+        return "attention over packed rows has kernels for half precision alone"
     if weights.why_eager:
         return weights.why_eager
-    if precision.checkpoint_activations:
-        return "--checkpoint-activations draws its dropout again, which a replay cannot"
     return None
