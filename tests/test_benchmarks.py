@@ -167,3 +167,23 @@ def test_the_first_update_of_a_folder(monkeypatch, tmp_path):
     assert row["lines"] == 200
     assert 0 < row["first update s"] < 60
     assert 50 < row["peak RSS MiB"] < 4000
+
+
+def test_a_server_under_load(monkeypatch, tmp_path, capsys):
+    """In seconds: every answer is compared, every unwelcome client is counted."""
+    pytest.importorskip("uvicorn")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    small = ["--sentences", "16", "--clients", "4", "--beam", "2", "--rounds", "1", "--seconds", "0.5", "--soak-seconds", "2",
+             "--disconnecting", "8", "--malformed", "8", "--oversized", "4"]
+    monkeypatch.setattr(sys, "argv", ["serve.py", "--arch", "tiny", "--precision", "cpu", *small, "--json",
+                                      str(tmp_path / "rows.json")])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(FOLDER / "serve.py"), run_name="__main__")
+    said = capsys.readouterr().err
+    assert ended.value.code == 0, said
+    generate, serve, half, soak = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert generate["of generate"] == 1.0
+    assert serve["sentences/s"] > 0
+    assert [row["wrong"] for row in (serve, half, soak)] == [row["failed"] for row in (serve, half, soak)] == [0, 0, 0]
+    assert (soak["disconnecting"], soak["malformed"], soak["oversized"]) == (8, 8, 4)
+    assert soak["files, after"] <= soak["files, before"] + 8

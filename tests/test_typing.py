@@ -11,6 +11,7 @@ import pytest
 SCRIPT = '''
     """Train a small translator, look inside, prune it, and save what is left."""
 
+    import copy
     import itertools
     from collections.abc import Iterator
     from pathlib import Path
@@ -18,6 +19,7 @@ SCRIPT = '''
     import torch
 
     import lamina
+    from lamina.models.build import build_model
 
     WORDS = {"the": "LE", "a": "UN", "old": "VIEUX", "small": "PETIT", "boat": "BATEAU", "moon": "LUNE"}
 
@@ -66,6 +68,12 @@ SCRIPT = '''
         loaded = lamina.load(small, device="cpu", dtype=torch.float32, task="translation", prepack=False).to("cpu")
         print(loaded, loaded.translate(["the moon"])[0].tokens, sorted(loaded.state_dict())[0])
 
+        config: lamina.ModelConfig = lamina.register.arch["tiny"]()
+        net = build_model(config, *map(len, data.vocabularies))
+        inputs = next(data.batches("train", max_tokens=64)).inputs
+        own = lamina.save(net, folder / "own.pt", config=config, data=data)
+        print(net.log_probs(*inputs).shape, copy.deepcopy(lamina.load(own, device="cpu")))
+
 
     if __name__ == "__main__":
         main(Path.cwd())
@@ -75,7 +83,7 @@ SCRIPT = '''
 @pytest.fixture
 def script(tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT).lstrip(), encoding="utf-8")
-    assert 50 <= len((tmp_path / "script.py").read_text().splitlines()) <= 70
+    assert 50 <= len((tmp_path / "script.py").read_text().splitlines()) <= 80
     return tmp_path / "script.py"
 
 

@@ -72,7 +72,6 @@ NO_SURFACE_IN_FAIRSEQ = Refusal("SurfaceFusion mixes a second distribution", NO_
 NO_MIX_IN_FAIRSEQ = Refusal("its decoder layers read different states of the encoder", NO_FUSION_IN_FAIRSEQ_TEXT)
 NO_SCALES_IN_FAIRSEQ = Refusal("`lamina fold` turns them into plain ones",
                                "there are no scaled residuals in fairseq itself: run `lamina fold` first")
-NO_MASKED_IN_FAIRSEQ = Refusal("is not written in its layout", "only translation and language models are written for fairseq")
 NO_SURFACE_IN_CTRANSLATE2 = Refusal("SurfaceFusion mixes a second distribution", "CTranslate2's decoder has one output")
 NO_MIX_IN_CTRANSLATE2 = Refusal("its decoder layers read different states of the encoder",
                                 "CTranslate2 gives all decoder layers the encoder's output")
@@ -85,8 +84,6 @@ def refusal(cell: Cell, step: str) -> Refusal | None:
     if cell.fusion != "plain" and cell.task != "translation":
         return NO_ENCODER_AND_DECODER
     if step == "fairseq":
-        if cell.task not in ("translation", "language_modeling"):
-            return NO_MASKED_IN_FAIRSEQ
         if cell.fusion != "plain" and cell.residual != "Admin":
             return NO_SURFACE_IN_FAIRSEQ if cell.fusion == "SurfaceFusion" else NO_MIX_IN_FAIRSEQ
         return NO_SCALES_IN_FAIRSEQ if cell.residual == "Admin" else None

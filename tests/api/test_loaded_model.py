@@ -251,7 +251,7 @@ def test_threads_translate_at_once_with_the_same_results(model):
     (lambda model: model.translate(["a", 1]), "sentences must be text, one or a list of them; there is a int among them."),
     (lambda model: next(model.stream("the old boat")), "sentences is a str; it must be something that gives texts"),
     (lambda model: next(model.stream_tokens(["a bird"])), "sentence is a list; it must be one text, as a string."),
-    (lambda model: next(model.stream_tokens("a bird", beam=5)), "beam is 5, but tokens are streamed while a text is written"),
+    (lambda model: next(model.stream_tokens("a bird", beam=5)), "tokens are streamed from one hypothesis: beam and nbest"),
     (lambda model: model.encode([]), "there is no text to encode: the list is empty."),
     (lambda model: model.attention(["a bird"]), "source is a list; it must be one text, as a string."),
     (lambda model: model.attention("a bird", layer="top"), "layer is 'top'; the decoder has 3 layers, 0 to 2."),

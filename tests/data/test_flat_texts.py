@@ -136,8 +136,9 @@ def test_texts_of_any_length_make_a_batch_each_once():
     assert feed._read(plan[0], 1)[0] == "flat"
 
 
-@pytest.mark.parametrize(("lengths", "order"), [([32] * 40 + [7], "mixed"), (list(range(1, 40)), "length")])
-def test_blocks_of_one_length_and_sorted_ones_stay_padded(lengths, order):
+@pytest.mark.parametrize(("lengths", "order"), [([32] * 40 + [7], "mixed"), ([48, 49, 50] * 10, "mixed"),
+                                                (list(range(1, 40)), "length")])
+def test_blocks_of_about_one_length_and_sorted_ones_stay_padded(lengths, order):
     feed = feed_of(lengths, order)
     assert not feed.is_flat
     assert feed._read(feed.plan(1)[0], 1)[0] == "padded"

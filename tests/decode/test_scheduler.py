@@ -8,6 +8,7 @@ from lamina.config.search_options import SearchConfig
 from lamina.cuda_graphs.recorder import Recorder
 from lamina.decode import scheduler
 from lamina.decode.batched_search import search_rows, sessions
+from lamina.decode.beam_step import BeamStep
 from lamina.decode.scheduler import power_of_two
 from lamina.decode.search import Search
 from lamina.nn.stack import ActiveLayers
@@ -299,6 +300,26 @@ def test_an_open_scheduler_may_rest(model, is_on_gpu, monkeypatch):
             assert scheduler.is_idle
     found.update(scheduler)
     check_same(found, expected)
+
+
+@pytest.mark.parametrize("order", [None, "ordered"])
+def test_an_open_scheduler_moves_its_slots_seldom(model, order, monkeypatch):
+    """As many clients as slots, each with one sentence after another: none of them makes all others move."""
+    copies = []
+    select = BeamStep.select_
+    monkeypatch.setattr(BeamStep, "select_", lambda self, rows: (copies.append(len(rows)), select(self, rows))[1])
+    search, rows = Search([model], config_of({"beam": 3, "constraint_order": order})), sources(60)
+    expected = alone(search, rows)
+    copies.clear()
+    scheduler, sentences, found = search.open(8, CPU, width=16), search.sentences(), {}
+    coming = iter(enumerate(rows))
+    while len(found) < len(rows):
+        if scheduler.num_sentences < 8 and (new := next(coming, None)) is not None:
+            scheduler.add(sentences.sentence(*new, seed=(7, new[0])))  # one at a time: never are all there at once
+        found.update(scheduler.step())
+    check_same(found, expected)
+    assert max(copies) <= 8
+    assert len(copies) < 20  # sooner, at each of the 60
 
 
 def reference(model, config, source):

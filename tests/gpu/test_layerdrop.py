@@ -29,7 +29,7 @@ def test_pruned_equals_skipped(dtype):
     small = build_model(pruned, VOCABULARY_SIZE, VOCABULARY_SIZE).to("cuda", dtype).eval()
     small.load_state_dict(weights, strict=False)
     source, target = (side.cuda() for side in tiny_pair())
-    skipped = model.log_probs(source, target, ActiveLayers((False, True, True), (True, False, True)))
+    skipped = model.log_probs(source, target, active=ActiveLayers((False, True, True), (True, False, True)))
     # The sum of two shares is rounded once in the merged weight, twice in the whole one.
     tolerance = 1e-5 if dtype == torch.float32 else 0.05
     torch.testing.assert_close(small.log_probs(source, target), skipped, rtol=0, atol=tolerance)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,21 @@ import torch
 import yaml
 
 import lamina
-from huggingface_models import CAPITALS, ENGLISH, SENTENCES, marian_folder, shaken, transformers
+from huggingface_models import (
+    CAPITALS,
+    ENGLISH,
+    SENTENCES,
+    bart_folder,
+    fsmt_folder,
+    m2m_folder,
+    marian_folder,
+    mbart_folder,
+    nllb_folder,
+    roberta_folder,
+    shaken,
+    transformers,
+    xlm_roberta_folder,
+)
 from lamina.api.translator import Translator
 from lamina.checkpoint.format import Checkpoint, load_checkpoint, save_checkpoint
 from lamina.cli import main
@@ -207,6 +222,71 @@ def test_marian_goes_back(tmp_path, is_separate):
     assert [found.text for found in again.translate(SENTENCES)] == [found.text for found in ours.translate(SENTENCES)]
 
 
+# -- what was imported goes back
+
+IMPORTED: dict[str, tuple[Callable[..., Path], str]] = {
+    "FSMT": (lambda folder: fsmt_folder(folder, noise=0.3, end=1.0), "FSMTForConditionalGeneration"),
+    "BART": (lambda folder: bart_folder(folder, noise=0.3, end_bias=7.0), "BartForConditionalGeneration"),
+    "mBART": (lambda folder: mbart_folder(folder, noise=0.3, end=1.0), "MBartForConditionalGeneration"),
+    "mBART-50": (lambda folder: mbart_folder(folder, is_mbart50=True, noise=0.3, end=1.0), "MBartForConditionalGeneration"),
+    "M2M-100": (lambda folder: m2m_folder(folder, noise=0.3, end=1.0), "M2M100ForConditionalGeneration"),
+    "NLLB": (lambda folder: nllb_folder(folder, noise=0.3, end=1.0), "M2M100ForConditionalGeneration"),
+    "NLLB, legacy": (lambda folder: nllb_folder(folder, is_legacy=True, noise=0.3, end=1.0), "M2M100ForConditionalGeneration"),
+}
+
+
+@pytest.mark.parametrize("case", IMPORTED)
+@torch.no_grad()
+def test_an_imported_model_goes_back(tmp_path, case):
+    """Raw text in and out, tokens and log-probabilities, beside the model that it came from."""
+    library = transformers()
+    make, name = IMPORTED[case]
+    folder = make(tmp_path / "theirs")
+    back = exported(tmp_path / "ours", folder)
+    (old_cut, old), (cut, new) = ((library.AutoTokenizer.from_pretrained(place),
+                                   library.AutoModelForSeq2SeqLM.from_pretrained(place).eval()) for place in (folder, back))
+    assert type(new).__name__ == name
+    size = min(old.get_output_embeddings().weight.size(0), new.get_output_embeddings().weight.size(0))
+    for sentence in SENTENCES:
+        before, batch = old_cut([sentence], return_tensors="pt"), cut([sentence], return_tensors="pt")
+        assert batch["input_ids"].tolist() == before["input_ids"].tolist()
+        for beam in (1, 4):
+            asked = {"num_beams": beam, "early_stopping": beam > 1, "max_length": LONGEST, "min_length": 0}
+            rows = [model.generate(**inputs, **asked) for model, inputs in ((old, before), (new, batch))]
+            assert rows[0].tolist() == rows[1].tolist()
+            assert old_cut.decode(rows[0][0], skip_special_tokens=True) == cut.decode(rows[1][0], skip_special_tokens=True)
+            scores = [model(**inputs, decoder_input_ids=rows[0], use_cache=False).logits.log_softmax(dim=-1)[..., :size]
+                      for model, inputs in ((old, before), (new, batch))]
+            torch.testing.assert_close(scores[1], scores[0], rtol=0, atol=1e-5)
+    again = lamina.load(back, device="cpu", notice=lambda _: None)
+    ours = lamina.load(folder, device="cpu", notice=lambda _: None)
+    assert [found.text for found in again.translate(SENTENCES)] == [found.text for found in ours.translate(SENTENCES)]
+
+
+@pytest.mark.parametrize("make", [roberta_folder, xlm_roberta_folder])
+@torch.no_grad()
+def test_an_imported_encoder_goes_back(tmp_path, make):
+    library = transformers()
+    folder = make(tmp_path / "theirs")
+    back = exported(tmp_path / "ours", folder)
+    (old_cut, old), (cut, new) = ((library.AutoTokenizer.from_pretrained(place),
+                                   library.AutoModelForMaskedLM.from_pretrained(place).eval()) for place in (folder, back))
+    for sentence in [*SENTENCES, "the <mask> boat"]:
+        before, batch = old_cut(sentence, return_tensors="pt"), cut(sentence, return_tensors="pt")
+        assert batch["input_ids"].tolist() == before["input_ids"].tolist()
+        torch.testing.assert_close(new(**batch).logits.log_softmax(dim=-1), old(**before).logits.log_softmax(dim=-1), rtol=0,
+                                   atol=1e-5)
+
+
+def test_folded_positions_come_back(tmp_path):
+    """What FSMT's file holds of positions counts where it is no sinusoid."""
+    folder = exported(tmp_path, checkpoint_of(tiny_config(init=register.residual["admin"]())))
+    ours, again = (lamina.load(place, device="cpu", notice=lambda _: None) for place in (tmp_path / "model.pt", folder))
+    for one, other in zip(ours.score([(sentence, "A BOAT") for sentence in SENTENCES]),
+                          again.score([(sentence, "A BOAT") for sentence in SENTENCES]), strict=True):
+        assert other.total == pytest.approx(one.total, abs=1e-4)
+
+
 # -- masked language models
 
 
@@ -273,7 +353,7 @@ REFUSED = {
     "a bias": (replace(POST, surface=OutputBias()), "FSMT has no bias at the output"),
     "epsilon": (replace(POST, norm_eps=1e-6), "FSMT has no --norm-eps"),
     "widths": (replace(tiny_config(share_all=False), encoder=replace(POST.encoder, model_dim=32)), "FSMT has one width"),
-    "source symbols": (replace(POST, encoder=replace(POST.encoder, reads=("2:0",))), "FSMT has no --encoder-reads"),
+    "source symbols": (replace(POST, encoder=replace(POST.encoder, reads=("7:0",))), "FSMT has no --encoder-reads"),
     "several first tokens": (replace(POST, manners=MannersConfig(first=(5, 6), frees_forced=True)), "begin with several"),
     "a first token that counts": (replace(POST, manners=MannersConfig(first=(5,))), "a token that it forces costs nothing"),
 }

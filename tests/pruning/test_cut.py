@@ -60,7 +60,7 @@ def test_a_pruned_model_computes_what_the_whole_one_does_with_the_other_layers_s
     whole = model.log_probs(source, target)
     for keep in KEEPS if residual.endswith("plain") else FEW_KEEPS:
         small = pruned_model(config, model, keep)
-        skipped = model.log_probs(source, target, runs_of(keep))
+        skipped = model.log_probs(source, target, active=runs_of(keep))
         assert not torch.allclose(skipped, whole, atol=1e-3), keep
         # Relative where there is no norm, and so scores are large.
         tolerance = 1e-6 * max(1.0, skipped.abs().max().item())
@@ -89,7 +89,7 @@ def test_a_pruned_model_can_be_pruned_again():
     twice, weights = prune(once, weights, Keep((1,), (1,)))
     small = build_model(twice, VOCABULARY_SIZE, VOCABULARY_SIZE)
     load_weights_(small, weights)
-    expected = model.log_probs(source, target, runs_of(Keep((2,), (2,))))
+    expected = model.log_probs(source, target, active=runs_of(Keep((2,), (2,))))
     torch.testing.assert_close(small.eval().log_probs(source, target), expected, rtol=0, atol=1e-6)
 
 

@@ -21,7 +21,7 @@ NO_PATHS = {"arch", "source-lang", "target-lang", "train-subset", "valid-subset"
             "classification-head-name", "encoder-layers-to-keep", "decoder-layers-to-keep", "eval-bleu-remove-bpe",
             "remove-bpe", "model-overrides", "rouge-separator", "sentence", "target", "split",
             "wandb-project", "mlflow-experiment", "trackio-project", "encoder-reads", "decoder-reads", "layerdrop-schedule",
-            "freeze", "lora-train-also"}
+            "freeze", "lora-train-also", "profile"}
 COMMANDS_OF_RECIPES = ("preprocess", "train", "average", "prune", "score", "interactive", "eval-lm", "analyze fusion",
                        "analyze depth")
 

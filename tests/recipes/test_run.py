@@ -27,17 +27,6 @@ def words(folder, path, *flags, out="out"):
             *flags]
 
 
-@pytest.fixture
-def in_process(monkeypatch):
-    """Runs worked on right here, which saves the seconds that it takes to load torch."""
-    def popen(command, **_):
-        worker.main(Path(command[-1]))
-        return type("Done", (), {"poll": lambda self: 0, "returncode": 0})()
-
-    monkeypatch.setattr("lamina.recipes.runner.subprocess.Popen", popen)
-    monkeypatch.setattr("lamina.recipes.worker._live_and_die_with_parent", lambda: None)
-
-
 def test_from_text_to_results(tmp_path, in_process, capsys):
     path, out = write_recipe(tmp_path), tmp_path / "out"
     assert main(words(tmp_path, path, "--seeds", "3")) == 0

@@ -19,6 +19,7 @@ from lamina.data.batching import AnyBatch
 from lamina.data.data_folder import read_manifest
 from lamina.data.feed import Feed
 from lamina.errors import DataError
+from lamina.interop.any_format import texts_like
 from lamina.preprocess.folder_summary import summary, warnings
 from lamina.preprocess.pipeline import make_data_folder
 from lamina.registry import first_task
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 # Sentence pairs, sentences, rows of a table such as a datasets.Dataset, or files: a pair of them, or one.
 Texts = (Iterable[tuple[str, str]] | Iterable[str] | Iterable[Mapping[str, object]] | tuple[str | Path, str | Path] | Path)
 
-NAMES = ("source", "target")  # of sides whose languages nobody named
+NAMES = ("source", "target")  # of sides whose languages were not named
 FROM_PYTHON = "(sentences given to lamina.prepare)"
 
 
@@ -91,9 +92,11 @@ class Data:
 
         Arguments:
             split: train, valid and so on.
-            max_tokens, batch_size: limits of a batch: tokens, the longer side counted with its padding, and sentences; 4096
-                tokens if neither is given. What is longer is left out.
-            seed, epoch: decide the order, where batches are shuffled.
+            max_tokens: tokens of a batch at most, the longer side counted with its padding; 4096 if batch_size is not given
+                either. What is longer is left out.
+            batch_size: sentences of a batch at most.
+            seed: decides the order, where batches are shuffled.
+            epoch: likewise: each has an order of its own.
             shuffle: those of train, if left out.
             config: of the model, whose longest input counts.
             device: where the tensors go.
@@ -131,9 +134,11 @@ def prepare(train: Texts, valid: Texts | None = None, test: Texts | None = None,
             a `datasets.Dataset` or a table of pandas or polars (with a column `translation`, two columns named by the
             languages, or two columns at all). For models of one text: sentences, one file as a Path, or a table with a column
             `text`.
-        valid, test: likewise, the same columns; what validation and `lamina generate` read.
+        valid: likewise, the same columns; what validation reads.
+        test: likewise; what `lamina generate` reads.
         out: the folder to write. Splits that are there already are replaced; one that stays has to fit.
-        source_lang, target_lang: the languages. If left out, files and columns name them; otherwise "source" and "target".
+        source_lang: the language of the source. If left out, files and columns name it; otherwise it is "source".
+        target_lang: likewise.
         user_dir: a file or folder that registers parts of your own.
         options: those of `lamina preprocess`, with underscores: `subword="sentencepiece", vocab_size=8000`.
 
@@ -162,7 +167,7 @@ def prepare(train: Texts, valid: Texts | None = None, test: Texts | None = None,
         # A text without a language has its prefix as the whole name.
         prefixes = {"trainpref": spooled / "train", **{f"{split}pref": spooled / split for split in opened if split != "train"}}
         config = config_of("preprocess", PreprocessConfig, {**options, **sides, **prefixes, "destdir": str(folder)})
-        report = make_data_folder(config, told=dict.fromkeys(prefixes, FROM_PYTHON))
+        report = make_data_folder(config, told=dict.fromkeys(prefixes, FROM_PYTHON), like=texts_like(config, warn_in_python))
     for line in warnings(report, config):
         warn_in_python(line)
     data = Data(folder)
@@ -236,7 +241,7 @@ def _files(paths: list[Path], source_lang: str | None, target_lang: str | None) 
                 return
             if None in pair:
                 shorter, longer = paths if pair[0] is None else paths[::-1]
-                raise DataError(f"{shorter} ends after line {number}, and {longer} goes on: line N of one must translate "
+                raise DataError(f"{shorter} ends after line {number}, and {longer} has more: line N of one must translate "
                                 "line N of the other.")
             number += 1
             yield tuple(pair)  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ def load_model(files: ModelFiles, *kinds: type[Any], data: str | None = None, la
         dtype = "fp32"
     quantize = files.quantize
     if quantize and device == "cuda":
-        console.notice(f"--quantize {quantize} has no effect on a GPU; --cpu stays on the processor")
+        console.notice(f"--quantize {quantize} has no effect on a GPU; --cpu stays on the CPU")
         quantize = None
     said: list[str] = []
     model = load(files.paths, device=device, dtype=dtype, overrides=files.override_values(), notice=console.notice,

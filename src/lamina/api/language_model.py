@@ -11,7 +11,7 @@ import torch
 
 from lamina.api.given_texts import many_texts, one_text, texts_of
 from lamina.api.loaded_model import Layers, LoadedModel, States, in_turn
-from lamina.api.outputs import Score, TooLong, Translation, fitted, greedy, only_one, warn_in_python, warn_of_lost
+from lamina.api.outputs import Score, TooLong, Translation, fitted, only_one, warn_in_python, warn_of_lost
 from lamina.config.search_options import SearchConfig
 from lamina.decode.batched_search import search_rows
 from lamina.decode.scoring import score_rows
@@ -147,7 +147,7 @@ class LanguageModel(LoadedModel[DecoderOnly]):
         >>> "".join(model.stream_tokens("the old", max_len_b=5)) == model.generate("the old", beam=1, max_len_b=5).text
         True
         """
-        config = greedy(**options)
+        config = only_one(None, **{"beam": 1, **options})
         ids = self._fitted_prompt(self.token_ids(one_text(prompt, "prompt"))[:-1], config, 0, too_long, warn or warn_in_python)
         if ids is None:
             return

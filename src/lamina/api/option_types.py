@@ -304,6 +304,7 @@ class PrepareOptions(TypedDict, total=False):
     dataset_impl: str
     dict_only: bool
     joined_dictionary: bool
+    like: str | None
     max_line_length: int
     nwordssrc: int
     nwordstgt: int

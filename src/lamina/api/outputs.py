@@ -89,14 +89,6 @@ def only_one(search: SearchConfig | None, **options: object) -> SearchConfig:
     return search or search_config(**options)
 
 
-def greedy(**options: object) -> SearchConfig:
-    """Of a text that only grows."""
-    if options.get("beam") not in (None, 1):
-        raise ConfigError(f"beam is {options['beam']}, but tokens are streamed while a text is written: a beam has no one "
-                          "text that only grows. Leave beam out.")
-    return search_config(**{**options, "beam": 1})
-
-
 def fitted(ids: np.ndarray, limit: int, number: int, too_long: TooLong, warn: Callable[[str], object],
            side: str = "") -> np.ndarray | None:
     """What the model has positions for; `side` (source or target) says whose line it is, where there are two."""

@@ -61,7 +61,7 @@ class TranslatedSplit:
             _warn_of_unknown(self.examples)
 
     def results(self, ranks: Ranks, *, active: ActiveLayers = ALL_LAYERS) -> Iterator[Result]:
-        """In the order of the file, what all ranks found; whoever is not the first among them gets nothing."""
+        """In the order of the file, what all ranks found; only the first rank gets it."""
         results = (self._described(found) for found in self._searched(ranks, active))
         if ranks.size > 1:
             results = (Result(*result) for own in ranks.gather([list(results)]) for result in own)

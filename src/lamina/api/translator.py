@@ -13,7 +13,7 @@ import torch
 from lamina.analysis.fusion_weights import FusionWeights, Gates, fusion_weights, gates, mixes_hard, source_attention
 from lamina.api.given_texts import is_pair, many_texts, one_text, pairs_of, texts_of
 from lamina.api.loaded_model import Layers, LoadedModel, States, in_turn
-from lamina.api.outputs import Attention, Score, TooLong, Translation, fitted, greedy, only_one, warn_in_python, warn_of_lost
+from lamina.api.outputs import Attention, Score, TooLong, Translation, fitted, only_one, warn_in_python, warn_of_lost
 from lamina.config.chosen_depth import DepthText
 from lamina.config.search_options import SearchConfig
 from lamina.data.batching import DEFAULT_BATCH_SIZE, collate
@@ -86,7 +86,8 @@ class Translator(LoadedModel[EncoderDecoder]):
             constraints: for each sentence (of one sentence: for it) target phrases in raw text that the translation contains,
                 in this order unless `constraint_order="unordered"`. A maximum length that is too short for them gives way;
                 a phrase that the dictionary does not know is an error.
-            max_tokens, batch_size: limits of a batch, in source tokens with padding and in sentences.
+            max_tokens: source tokens of a batch at most, with padding.
+            batch_size: sentences of a batch at most.
             seed: with the number of a sentence it decides what sampling draws.
             first_number: the number of the first sentence, where these are part of a longer text.
             remove_bpe: joins pieces at a mark such as "@@ ", where the checkpoint carries no subword model of its own.
@@ -191,7 +192,7 @@ class Translator(LoadedModel[EncoderDecoder]):
         >>> "".join(model.stream_tokens("a bird")) == model.translate("a bird", beam=1).text
         True
         """
-        config = greedy(**options)
+        config = only_one(None, **{"beam": 1, **options})
         ids = fitted(self.encode_source(one_text(sentence, "sentence")), self.max_source_positions, 0, too_long,
                      warn or warn_in_python)
         if ids is None or len(ids) <= 1:
@@ -216,7 +217,7 @@ class Translator(LoadedModel[EncoderDecoder]):
 
         Arguments:
             pairs: a source and its translation as a tuple, or any number of such tuples.
-            max_tokens, batch_size, too_long, warn, first_number: as for `translate`. Of a pair that is skipped, the score
+            too_long: as for `translate`, like the other arguments. Of a pair that is skipped, the score
                 has no tokens but `</s>`, at -inf.
 
         Returns:
@@ -256,7 +257,7 @@ class Translator(LoadedModel[EncoderDecoder]):
 
         Arguments:
             texts: source text, one or several.
-            layers: which layers' outputs to give besides the final states: "all", "last" (none besides), a number or
+            layers: which layers' outputs to give as well as the final states: "all", "last" (no others), a number or
                 several; 0 is the encoder's input, 1 the output of its first layer.
             batch_size: texts at a time.
             warn: hears of texts that are cut to the model's positions.

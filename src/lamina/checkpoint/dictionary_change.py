@@ -104,7 +104,8 @@ def vocabulary_rows(model: nn.Module) -> list[Rows]:
     elif head is not None:
         add(last, [head.table.weight])
         if isinstance(head.output_bias, nn.Parameter):
-            add(last, [head.output_bias])
+            # Of the table that it stands beside, which may be that of both sides.
+            add(next(own.side for own in found if names[id(head.table.weight)] in own.names), [head.output_bias])
     return found
 
 

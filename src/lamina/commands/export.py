@@ -42,6 +42,7 @@ def run(config: ExportConfig) -> None:
     from lamina.files import whole_folder
     from lamina.interop.any_format import load_any
     from lamina.interop.card import front_matter, model_card
+    from lamina.interop.downloads import hub_name
     from lamina.interop.fairseq_file import DictionaryPlaces
 
     path, output = Path(config.checkpoint), Path(config.output)
@@ -51,7 +52,8 @@ def run(config: ExportConfig) -> None:
         usage = _usage(config.format, is_translation=written.kind.has(PAIRS)).replace("{folder}", output.name)
         card = model_card(written, output.name, usage)
         if config.format == "huggingface":
-            card = front_matter(written, license=config.license, base_model=config.base_model) + card
+            base_model = config.base_model or hub_name(config.checkpoint)
+            card = front_matter(written, license=config.license, base_model=base_model) + card
         (folder / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
         names = sorted(file.name for file in folder.iterdir())
     print(f"| wrote {output}: {', '.join(names)}")

@@ -71,13 +71,14 @@ class DictionaryConfig:
                                    metavar="FILE")
     target_dict: str | None = flag(None, "use this target dictionary instead of counting words", name="tgtdict",
                                    metavar="FILE", needs="!only-source")
-    source_threshold: int = flag(0, "words seen less often become <unk>", name="thresholdsrc", needs="!srcdict")
+    source_threshold: int = flag(0, "words seen less often become <unk>", name="thresholdsrc",
+                                 needs=("!srcdict", "!like"))
     target_threshold: int = flag(0, "words seen less often become <unk>", name="thresholdtgt",
-                                 needs=("!tgtdict", "!only-source"))
+                                 needs=("!tgtdict", "!only-source", "!like"))
     source_size: int = flag(-1, "most words to keep, the 4 special symbols included; -1 keeps all", name="nwordssrc",
-                            needs="!srcdict")
+                            needs=("!srcdict", "!like"))
     target_size: int = flag(-1, "most words to keep, the 4 special symbols included; -1 keeps all", name="nwordstgt",
-                            needs=("!tgtdict", "!only-source"))
+                            needs=("!tgtdict", "!only-source", "!like"))
     padding_factor: int = flag(DEFAULT_PADDING_FACTOR, "fill the dictionary up to a multiple of this")
     dict_only: bool = flag(False, "write the dictionaries and stop")
 
@@ -144,6 +145,9 @@ class PreprocessConfig:
     text: TextConfig = part(TextConfig)
     dictionary: DictionaryConfig = part(DictionaryConfig)
     segmentation: SegmentationConfig = part(SegmentationConfig)
+    like: str | None = flag(None, "take dictionaries and segmentation of this model, to train it further: a checkpoint, an "
+                                  "exported folder, one of Hugging Face's, or hf://OWNER/NAME", metavar="CHECKPOINT",
+                            needs=("!srcdict", "!tgtdict", "!joined-dictionary", "!subword", "!tokenizer", "!dict-only"))
     data_folder: str = flag("data-bin", "folder to write; files of an earlier run are replaced", name="destdir",
                             metavar="DIR")
     workers: int | None = flag(None, "processes to use; without it, one a core")
@@ -166,6 +170,9 @@ class PreprocessConfig:
               "the model that belongs to the dictionary with --bpe-codes or --sentencepiece-model instead.")
         check(segmentation.tokenizer is None or text.source_lang is not None,
               "--tokenizer moses needs to know the language: pass --source-lang.")
+        check(self.like is None or segmentation.given is None,
+              f"--like {self.like} brings its segmentation along: leave out "
+              f"--{segmentation.given.model_option if segmentation.given else ''}.")
         check(not text.only_source or segmentation.given is None or len(segmentation.given.models) < 2,
               "--only-source has one side, and so one subword model.")
 
@@ -173,6 +180,8 @@ class PreprocessConfig:
     def builds_dictionary(self) -> bool:
         """Whether at least one dictionary is counted, not given."""
         given = self.dictionary
+        if self.like:
+            return False
         if given.is_joined or self.text.only_source:
             return not (given.source_dict or given.target_dict)
         return not (given.source_dict and given.target_dict)

@@ -5,10 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lamina.config.model import DropoutConfig, EmbeddingConfig, LanguageModelConfig, ModelConfig, StackConfig
+from lamina.config.model import (
+    EOS_ID,
+    DropoutConfig,
+    EmbeddingConfig,
+    LanguageModelConfig,
+    MannersConfig,
+    ModelConfig,
+    StackConfig,
+)
 from lamina.fields import flatten
-from lamina.parts.position_kinds import Learned
-from lamina.parts.surface_fusion import AttendedFusion, HardFusion
+from lamina.parts.position_kinds import Learned, MarianSinusoids
+from lamina.parts.surface_fusion import AttendedFusion, HardFusion, OutputBias
 from lamina.registry import register
 from lamina.traits import DECODER_ONLY, ENCODER_ONLY
 
@@ -61,6 +69,15 @@ def transformer_surface_fusion() -> ModelConfig:
     """Transformer base with the setting that the authors of SurfaceFusion publish (Liu et al. 2021)."""
     return replace(transformer(), dropout=DropoutConfig(attention_p=0.1),
                    surface=AttendedFusion(mode=HardFusion(gate=0.8)))
+
+
+@register.arch("marian", follows_encoder=True)
+def marian() -> ModelConfig:
+    """OPUS-MT, as it is after import: Marian's Transformer base, whose decoder starts from its padding symbol, here <s>."""
+    base = _with_stacks(transformer(), positions=MarianSinusoids())
+    embedding = replace(base.embedding, share_all=True, max_source_positions=512, max_target_positions=512)
+    return replace(base, decoder=replace(base.decoder, reads=(f"{EOS_ID}:0",)), embedding=embedding, activation="silu",
+                   surface=OutputBias(), manners=MannersConfig(forbidden=(0,), frees_forced=True))
 
 
 @register.arch("tiny", follows_encoder=True)

@@ -70,8 +70,8 @@ class ExportConfig:
                                 metavar="FOLDER")
     license: str | None = flag(None, "license of the model, for its card on the hub, such as apache-2.0; unknown if left out",
                                metavar="NAME")
-    base_model: str | None = flag(None, "model on the hub that this one was trained from, for its card; if left out, that of "
-                                        "--finetune-from-model hf://OWNER/NAME", metavar="OWNER/NAME")
+    base_model: str | None = flag(None, "model on the hub that this one was trained from, for its card; if left out, the "
+                                        "hf://OWNER/NAME that is exported or that training began with", metavar="OWNER/NAME")
     plug_ins: PlugInConfig = part(PlugInConfig)
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ ChooseBatches = Callable[[list[list[int]]], list[list[int]]]
 
 
 class AnyBatch(Protocol):
-    """What training asks of a batch, whatever the task: the model is called as model(*batch.inputs, runs=...)."""
+    """What training asks of a batch, whatever the task: the model is called as model(*batch.inputs, active=...)."""
 
     @property
     def inputs(self) -> tuple[Rows, ...]: ...

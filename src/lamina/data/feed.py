@@ -27,8 +27,8 @@ from lamina.errors import DataError
 
 # Batches ready per preparing thread: enough to ride out a slow one, few enough to cost no memory.
 AHEAD = 4
-# Blocks of text that all have one length, but for a shorter one at the end, need no flat rows: theirs have no pads.
-FEW_LENGTHS = 2
+# Blocks of text that are about as long as each other need no flat rows: the longest, over their mean. A GPU may capture theirs.
+ALIKE = 1.05
 
 
 class TooLong(NamedTuple):
@@ -87,7 +87,7 @@ class Feed:
         self._max_positions = max_positions
         self.packed_shape: PackedShape | None = None
         self.is_flat = is_shuffled and not is_packed and limits.order == MIXED and isinstance(corpus, FlatCorpus) and (
-            isinstance(corpus, ParallelCorpus) or len(np.unique(corpus.lengths[self._fitting])) > FEW_LENGTHS)
+            isinstance(corpus, ParallelCorpus) or not _are_alike(corpus.lengths[self._fitting]))
         if is_packed:
             assert limits.max_tokens is not None, "a packed row is --max-tokens long"
             self.packed_shape = self._shape(limits.max_tokens)
@@ -248,6 +248,10 @@ class Feed:
             assert isinstance(self.corpus, FlatCorpus), "it has been asked"
             return self.corpus.flat_batch(indices, (self.seed, epoch))
         return self.corpus.batch(indices, (self.seed, epoch))
+
+
+def _are_alike(lengths: np.ndarray) -> bool:
+    return int(lengths.max()) <= ALIKE * float(lengths.mean())
 
 
 def _digest(numbers: Iterable[np.ndarray]) -> str:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 # Finished sentences leave when they are this share of the slots; sooner, it would cost more than it saves.
 LEAVING_SHARE = 1 / 8
+# To have more or fewer slots, all that they hold is copied, which takes about as long as a step. An open scheduler gives free
+# slots up when they have cost as much, and takes so large a share more than it needs.
+IDLE_STEPS = 1.0
+SPARE_SHARE = 1 / 8
 # On a GPU, results handed out after each step are this share of the slots: what the caller does with them is then done while
 # the device works.
 RESULTS_SHARE = 1 / 12
@@ -89,6 +93,7 @@ class Scheduler:
         self.slots: BeamStep | None = None
         self._resize(0)
         self.tick = 0  # steps so far
+        self.num_idle = 0.0  # steps of all slots that free ones have taken since somebody waited
         self.flags: deque[tuple[int, OnItsWay]] = deque()
         self.results: deque[tuple[list[Sentence], OnItsWay]] = deque()
         self.ready: deque[Finished] = deque()
@@ -222,17 +227,30 @@ class Scheduler:
         """More slots where sentences wait, fewer where enough are free and none waits."""
         free = int((self.who == None).sum())  # noqa: E711
         missing = min(len(self.waiting), self.num_slots - len(self.who) + free) - free
-        if missing <= 0 and (self.waiting or free < max(1, int(len(self.who) * LEAVING_SHARE))):
-            return
+        if missing <= 0:
+            self.num_idle = 0.0 if self.waiting else self.num_idle + free / len(self.who)
+            if self.waiting or not self._has_too_many(free):
+                return
+        elif self.is_open:
+            missing = max(missing, min(int(len(self.who) * SPARE_SHARE), self.num_slots - len(self.who)))
+        self.num_idle = 0.0
         kept = np.arange(len(self.who)) if missing > 0 else self._running()
         # A slot that is new is a copy of another one until it is filled.
         rows = np.append(kept, kept[:1].repeat(max(missing, 0)))
         slots.select_(moved(torch.from_numpy(rows), self.device))
+        if len(rows) > len(kept):
+            slots.drop_(torch.arange(len(kept), len(rows)))
         if self.constraints is not None:
             self.constraints.select_(kept.tolist())
         for name in ("who", "filled_at", "num_before", "limits", "num_prefixed", "is_finished"):
             setattr(self, name, getattr(self, name)[rows])
         self.who[len(kept) :], self.is_finished[len(kept) :] = None, True
+
+    def _has_too_many(self, free: int) -> bool:
+        """Known sentences leave and none comes; in an open scheduler the next ones may come in a moment."""
+        if self.is_open:
+            return self.num_idle >= IDLE_STEPS
+        return free >= max(1, int(len(self.who) * LEAVING_SHARE))
 
     def _fill(self, slots: BeamStep, free: np.ndarray) -> None:
         sentences = [self.waiting.popleft() for _ in free]

@@ -11,12 +11,14 @@ import torch
 
 from lamina.checkpoint.format import Checkpoint, checkpoint_of, read_archive
 from lamina.checkpoint.merging import merge_adapter, merged_if_it_can
+from lamina.config.preprocess_options import PreprocessConfig
 from lamina.errors import CheckpointError, LaminaError
 from lamina.interop.downloads import local_path
 from lamina.interop.exported_folder import read_folder
 from lamina.interop.fairseq_file import READABLE, DictionaryPlaces, checkpoint_from_fairseq, is_fairseq
 from lamina.interop.from_huggingface import checkpoint_from_huggingface
 from lamina.interop.huggingface_folder import is_huggingface
+from lamina.preprocess.pipeline import ModelTexts
 
 Notice = Callable[[str], object]
 
@@ -49,6 +51,15 @@ def load_foreign(path: str | Path, *, places: DictionaryPlaces | None = None, no
             return merge_adapter(found)
         raise CheckpointError(f"{path} is a checkpoint of Lamina already: there is nothing to convert.")
     return _from_foreign(content, path, places, notice)
+
+
+def texts_like(config: PreprocessConfig, notice: Notice = lambda _: None) -> ModelTexts | None:
+    """Dictionaries and segmentations of the model that --like names, if it names one."""
+    if config.like is None:
+        return None
+    places = DictionaryPlaces.of(None, source_lang=config.text.source_lang, target_lang=config.text.target_lang)
+    found = load_any(config.like, places=places, notice=notice, is_resumable=False)
+    return ModelTexts(found.vocabularies(), found.subword_models())
 
 
 def _from_huggingface(folder: Path, places: DictionaryPlaces | None, notice: Notice) -> Checkpoint:

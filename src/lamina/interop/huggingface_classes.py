@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lamina.checkpoint.format import Checkpoint
@@ -43,6 +43,9 @@ class ModelClass:
         # What folds is folded before.
         parts = [part for part in config.model_parts() if not (part is config.init and config.init.can_fold())]
         yield from filter(None, (part.not_in(self.name) for part in parts))
+        # What stands around a source its tokenizer names as it is read.
+        if all(own in (BOS, EOS) for own, _ in config.encoder.reads_ids):
+            config = replace(config, encoder=replace(config.encoder, reads=()))
         if why := config.not_in(self.name, may_start=not self.is_masked, has_eps=self.norms_eps):
             yield why
         if config.activation not in ACTIVATIONS:

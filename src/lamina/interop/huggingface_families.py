@@ -13,6 +13,7 @@ from torch import Tensor
 from lamina.config.model import DropoutConfig, EmbeddingConfig, ModelConfig, StackConfig
 from lamina.errors import CheckpointError
 from lamina.interop.huggingface_names import BASE, FAIRSEQ_OUTPUT, OUTPUT, SHARED, masked_to_fairseq, seq2seq_to_fairseq
+from lamina.nn.positions import sinusoid_table
 from lamina.packed import FIRST_POSITION
 from lamina.parts.contracts import Positions
 from lamina.parts.position_kinds import Learned, MarianSinusoids, Sinusoidal
@@ -160,7 +161,8 @@ def _m2m_config(config: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> 
 
 def _fsmt_config(config: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> ModelConfig:
     is_tied = bool(config.get("tie_word_embeddings", False))
-    return seq2seq_config({"scale_embedding": True, **config}, Sinusoidal(), share_all=is_tied,
+    positions = Learned() if any(name.endswith("embed_positions.weight") for name in parameters) else Sinusoidal()
+    return seq2seq_config({"scale_embedding": True, **config}, positions, share_all=is_tied,
                           share_decoder=FAIRSEQ_OUTPUT not in parameters, default_activation="relu")
 
 
@@ -169,8 +171,14 @@ def _fsmt_sizes(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _fsmt_parameters(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Its tables have no common name, and its output belongs to its decoder: often the target's table once more."""
+    """Its tables have no common name, and its output belongs to its decoder: often the target's table once more.
+
+    Files hold its positions. Sinusoids as a rule; where they are others, as in a model with folded residuals, they count.
+    """
     own = {seq2seq_to_fairseq(name): tensor for name, tensor in tensors.items()}
+    positions = [name for name in own if name.endswith("embed_positions.weight")]
+    if all(torch.allclose(own[name], sinusoid_table(*own[name].shape), atol=1e-5) for name in positions):
+        own = {name: tensor for name, tensor in own.items() if name not in positions}
     if config.get("tie_word_embeddings", False):
         return _complete(_tied(own))
     output, table = own.get(FAIRSEQ_OUTPUT), own.get(TABLES[1])
@@ -242,7 +250,7 @@ FAMILIES: dict[str, Family] = {
                    "extra_pos_embeddings": (None, 0)}),
     "fsmt": Family(
         task=first_task(PAIRS), arch="transformer", tokenizer="FSMTTokenizer", model_config=_fsmt_config,
-        vocab_sizes=_fsmt_sizes, parameters=_computed_positions(_fsmt_parameters), only_with={**_SEQ2SEQ, **_POSITIONS_FROM_2}),
+        vocab_sizes=_fsmt_sizes, parameters=_fsmt_parameters, only_with={**_SEQ2SEQ, **_POSITIONS_FROM_2}),
     "bart": Family(
         task=first_task(PAIRS), arch="transformer", tokenizer="BartTokenizer", model_config=_bart_config, vocab_sizes=one_size,
         parameters=seq2seq_parameters, only_with={**_SEQ2SEQ, **_IN_WORDS}),

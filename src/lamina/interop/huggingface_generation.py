@@ -46,7 +46,7 @@ def manners_of(settings: Mapping[str, Any], plan: IdPlan, first: int | None) -> 
                               "phrases with --forbidden-words.")
     forbidden = [*(word[0] for word in bad), *(settings.get("suppress_tokens") or [])]
     ours = sorted({plan.ours(token, "one of its bad_words_ids or suppress_tokens") for token in forbidden
-                   if token != settings.get("eos_token_id")})
+                   if token != settings.get("eos_token_id")} - {PAD})  # which no search here says
     forced = settings.get("forced_bos_token_id")
     if first is None and forced is not None:
         first = plan.ours(forced, "its forced_bos_token_id")

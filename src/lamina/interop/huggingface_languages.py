@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from lamina.text.vocabulary import BOS, EOS, MASK_SYMBOL, SPECIAL_SYMBOLS
 _SPM_NAME = "sentencepiece.bpe.model"
 _BEGIN, _END = SPECIAL_SYMBOLS[BOS], SPECIAL_SYMBOLS[EOS]
 # Of the 100 languages of M2M-100, and of the models of WMT 2021, in the order of their ids behind those of vocab.json.
-_M2M_CODES = {
+M2M_CODES = {
     "m2m100": ("af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu "
                "hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt "
                "ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"),
@@ -36,6 +36,17 @@ _M2M_CODES = {
 }
 _MBART_CODE = re.compile(r"[a-z]{2}_[A-Z]{2}")
 _NLLB_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
+
+
+def with_language_behind(inner: Subword, before: Sequence[str], behind: Sequence[str], language: str,
+                         hidden: Sequence[str] = ()) -> tuple[Framed, tuple[tuple[str, str], ...]]:
+    """A source with </s> and its language behind it, and what of it is read as something else.
+
+    Dictionaries append one symbol, </s>, which is read as the language, behind <s>, which is read as </s>: sources have no
+    other <s>.
+    """
+    source = Framed(inner, prefix=before, suffix=[*behind, _BEGIN], hidden=hidden)
+    return source, ((_BEGIN, _END), (_END, language))
 
 
 class _Many(NamedTuple):
@@ -51,21 +62,22 @@ class _Many(NamedTuple):
         return self.framed(prefix=[self.codes[language]])
 
     def framed(self, **around: list[str]) -> Framed:
-        silent = [nameless(number) for number, piece in enumerate(self.pieces) if piece is None]
-        return Framed(self.inner, hidden=[*self.codes.values(), MASK_SYMBOL, *silent], **around)
+        return Framed(self.inner, hidden=self.silent, **around)
+
+    @property
+    def silent(self) -> list[str]:
+        """Pieces that are no text."""
+        nobody = [nameless(number) for number, piece in enumerate(self.pieces) if piece is None]
+        return [*self.codes.values(), MASK_SYMBOL, *nobody]
 
     def texts(self, wanted: Wanted, source: Subword, target: Subword, **more: Any) -> Texts:
         return Texts((wanted.source_lang or self.source, wanted.target_lang or self.target), (self.pieces,) * 2,
                      (unknown_id(self.pieces),) * 2, (source, target), **more)
 
     def suffixed_texts(self, wanted: Wanted, target: Subword, **more: Any) -> Texts:
-        """A source has </s> and its language behind it.
-
-        Dictionaries append one symbol, </s>, which is read as the language, behind <s>, which is read as </s>: sources have no
-        other <s>.
-        """
-        return self.texts(wanted, self.framed(suffix=[_BEGIN]), target,
-                          source_end=((_BEGIN, _END), (_END, self.codes[self.source])), **more)
+        """A source has </s> and its language behind it."""
+        source, ends = with_language_behind(self.inner, [], [], self.codes[self.source], self.silent)
+        return self.texts(wanted, source, target, source_end=ends, **more)
 
 
 def m2m_texts(wanted: Wanted) -> Texts:
@@ -73,9 +85,9 @@ def m2m_texts(wanted: Wanted) -> Texts:
     folder, settings = wanted.folder, wanted.tokenizer_config
     ids = read_described(folder, "vocab.json")
     kind = settings.get("language_codes") or "m2m100"
-    if kind not in _M2M_CODES:
-        raise CheckpointError(f"{folder / TOKENIZER_CONFIG} has language_codes={kind!r}; it must be {' or '.join(_M2M_CODES)}.")
-    codes = {code: f"__{code}__" for code in _M2M_CODES[kind].split()}
+    if kind not in M2M_CODES:
+        raise CheckpointError(f"{folder / TOKENIZER_CONFIG} has language_codes={kind!r}; it must be {' or '.join(M2M_CODES)}.")
+    codes = {code: f"__{code}__" for code in M2M_CODES[kind].split()}
     ids |= {piece: len(ids) + number for number, piece in enumerate(codes.values())}
     pieces = pieces_by_id(ids, wanted.sizes[0], str(folder / "vocab.json"))
     many = _many(wanted, pieces, read_model(folder, _SPM_NAME, "what cuts texts into pieces"), codes, "en")

@@ -9,7 +9,13 @@ from typing import Any
 from lamina.errors import CheckpointError
 from lamina.interop.fairseq_file import NO_LANGUAGE
 from lamina.interop.huggingface_ids import pieces_by_id
-from lamina.interop.huggingface_languages import m2m_texts, mbart50_texts, mbart_texts, nllb_texts
+from lamina.interop.huggingface_languages import (
+    m2m_texts,
+    mbart50_texts,
+    mbart_texts,
+    nllb_texts,
+    with_language_behind,
+)
 from lamina.interop.huggingface_texts import (
     TOKENIZER_NAME,
     Texts,
@@ -21,6 +27,7 @@ from lamina.interop.huggingface_texts import (
     unknown_id,
 )
 from lamina.text.framed import Framed
+from lamina.text.subword import Subword
 from lamina.text.vocabulary import BOS, EOS, PAD, SPECIAL_SYMBOLS, UNK
 
 _SINGLE, _PIECE, _TEXT = "single", "SpecialToken", "Sequence"
@@ -41,8 +48,9 @@ def framed_texts(wanted: Wanted) -> Texts:
     inner = tokenizer_json(wanted.folder)
     pieces = pieces_by_id(inner.ids(), wanted.sizes[0], str(wanted.folder / TOKENIZER_NAME))
     before, behind = _frame(json.loads(inner.model).get("post_processor"), wanted)
-    names = _own_names(pieces, wanted.config)
-    if not behind or names.get(behind[-1], behind[-1]) != SPECIAL_SYMBOLS[EOS]:
+    names, sides = _own_names(pieces, wanted.config), len(wanted.sizes)
+    ends = [place for place, piece in enumerate(behind) if names.get(piece, piece) == SPECIAL_SYMBOLS[EOS]]
+    if not ends or (ends[-1] < len(behind) - (1 if sides == 1 else 2)):
         raise CheckpointError(f"{wanted.folder / TOKENIZER_NAME} does not end a text with the symbol that config.json calls "
                               "eos_token_id, as models here need it.")
     for piece in before + behind:
@@ -50,16 +58,27 @@ def framed_texts(wanted: Wanted) -> Texts:
             raise CheckpointError(f"{wanted.folder / TOKENIZER_NAME} puts {piece} around texts, which config.json does not "
                                   "know as a symbol of its own.")
     frame = [[names.get(piece, piece) for piece in part] for part in (before, behind[:-1])]
-    unknown, sides = content_of(wanted.tokenizer_config.get("unk_token", SPECIAL_SYMBOLS[UNK])), len(wanted.sizes)
+    unknown = content_of(wanted.tokenizer_config.get("unk_token", SPECIAL_SYMBOLS[UNK]))
     if sides == 1:
         # Those who ask a masked model put these around a text.
         if frame != [[SPECIAL_SYMBOLS[BOS]], []]:
             raise CheckpointError(f"{wanted.folder / TOKENIZER_NAME} puts {' '.join(before)} and {' '.join(behind)} around a "
                                   "text; a masked model here reads its bos_token_id, the text, and its eos_token_id.")
         frame = [[], []]
-    subword = Framed(inner, prefix=frame[0], suffix=frame[1]) if any(frame) else inner
     languages = (wanted.source_lang or "source", wanted.target_lang or "target") if sides == 2 else (NO_LANGUAGE,)
-    return Texts(languages, (pieces,) * sides, (unknown_id(pieces, unknown),) * sides, (subword,) * sides)
+    subwords: list[Subword] = [Framed(inner, prefix=frame[0], suffix=frame[1]) if any(frame) else inner] * sides
+    source_end: tuple[tuple[str, str], ...] = ()
+    if sides == 2:
+        # A target begins with what is forced, where that is; what the file puts around a text is meant for sources.
+        forced = wanted.settings.get("forced_bos_token_id")
+        first = pieces[forced] if type(forced) is int and 0 <= forced < len(pieces) else None
+        is_language = ends[-1] < len(behind) - 1
+        if first is not None or is_language:
+            subwords[1] = inner if first is None else Framed(inner, prefix=[names.get(first, first)])
+        if is_language:
+            subwords[0], source_end = with_language_behind(inner, frame[0], frame[1][:-1], behind[-1])
+    return Texts(languages, (pieces,) * sides, (unknown_id(pieces, unknown),) * sides, tuple(subwords),
+                 source_end=source_end)
 
 
 def _own_names(pieces: Sequence[str | None], config: Mapping[str, Any]) -> dict[str, str]:

@@ -14,15 +14,19 @@ from typing import Any
 from lamina.checkpoint.format import Checkpoint
 from lamina.errors import CheckpointError
 from lamina.interop.huggingface_classes import ModelClass, cannot_export, num_positions
+from lamina.interop.huggingface_languages import M2M_CODES
 from lamina.interop.sentencepiece_model import unigram_pieces
 from lamina.parts.subword_libraries import JOINER, WORD_END
 from lamina.text.framed import Framed
+from lamina.text.moses_bpe import MosesBpe
 from lamina.text.subword import Bpe, SentencePiece, Subword, Whitespace
 from lamina.text.tokenizer import Moses
+from lamina.text.tokenizer_json import TokenizerJson
 from lamina.text.vocabulary import BOS, EOS, FIRST_WORD_ID, MASK_SYMBOL, PAD, SPECIAL_SYMBOLS, UNK, Vocabulary
 
 Notice = Callable[[str], object]
 SETTINGS_NAME, JSON_NAME = "tokenizer_config.json", "tokenizer.json"
+Frame = tuple[Sequence[str], Sequence[str]]  # the pieces in front of a text, and behind it
 # Of a symbol that the segmentation never gives, in a model that takes the likeliest pieces.
 NEVER = -1e5
 _OTHER_MOSES = ("FSMT's tokenizer also spells punctuation alike, splits words at dashes (@-@) and escapes quotes and brackets "
@@ -55,11 +59,10 @@ def _of_encoder(subword: Subword, vocabulary: Vocabulary, settings: dict[str, An
     match subword:
         case Whitespace():
             return _json(word_level(vocabulary, frame), settings)
+        case TokenizerJson():
+            return _json(renumbered(subword, vocabulary, frame), settings)
         case SentencePiece():
-            pieces = unigram_pieces(subword.model)
-            if pieces is None:
-                raise cannot_export("its sentencepiece model is no unigram model without normalization, and only such have a "
-                                    "tokenizer.json")
+            pieces = _unigram_pieces(subword)
             unread = tuple(piece for piece in pieces if piece not in vocabulary)
             return _json(unigram(vocabulary, pieces, unread, frame), settings, unread)
     raise _no_class(subword)
@@ -74,6 +77,14 @@ def _of_pair(checkpoint: Checkpoint, subwords: Sequence[Subword], vocabularies: 
             notice(f"a text has to begin with its target language: the tokenizer of transformers puts no {source.prefix[0]} "
                    "in front")
         source = source.inner
+    frame, is_bare = _frame(source, checkpoint, vocabularies[0])
+    inner, other = (subword.inner if isinstance(subword, Framed) else subword for subword in (source, target))
+    if is_joined and isinstance(inner, TokenizerJson) and isinstance(other, TokenizerJson):
+        return _json(renumbered(inner, vocabularies[0], frame), settings)
+    if is_joined and not is_bare and isinstance(inner, SentencePiece) and isinstance(other, SentencePiece):
+        return _many_languages(inner, source, target, vocabularies[0], frame, settings)
+    if not is_bare:
+        raise _no_class(source)
     match source, target:
         case SentencePiece(), SentencePiece():
             return _marian(checkpoint, source, target, vocabularies, settings, is_joined=is_joined)
@@ -84,12 +95,33 @@ def _of_pair(checkpoint: Checkpoint, subwords: Sequence[Subword], vocabularies: 
             bpe = source.inner if isinstance(source, Moses) else source
             assert isinstance(bpe, Bpe)
             return _fsmt([_with_word_ends(vocabulary) for vocabulary in vocabularies], _merges(bpe), languages, settings)
+        case MosesBpe(), MosesBpe():
+            merges, languages = [" ".join(pair) for pair in source.merges], [source.language, target.language]
+            settings |= {"do_lower_case": source.lowers}
+            return _fsmt([_ids(vocabulary) for vocabulary in vocabularies], merges, languages, settings)
         case Whitespace(), Whitespace() if is_joined:
-            return _json(word_level(vocabularies[0], ([], [SPECIAL_SYMBOLS[EOS]])), settings)
+            return _json(word_level(vocabularies[0], frame), settings)
         case Whitespace(), Whitespace():
             raise cannot_export("its text was cut into pieces before, and no tokenizer of transformers takes such text with a "
                                 "dictionary for each side")
-    raise _no_class(source if not isinstance(source, (SentencePiece, Bpe, Whitespace)) else target)
+    raise _no_class(source if not isinstance(source, (SentencePiece, Bpe, Whitespace, MosesBpe)) else target)
+
+
+def _frame(source: Subword, checkpoint: Checkpoint, vocabulary: Vocabulary) -> tuple[Frame, bool]:
+    """What stands around a source, as the encoder reads it; and whether that is </s> behind it alone."""
+    reads = dict(checkpoint.model_config().encoder.reads_ids)
+    before, behind = (source.prefix, source.suffix) if isinstance(source, Framed) else ([], [])
+    read = [[vocabulary.symbols[reads.get(number, number)] for number in vocabulary.ids(part)]
+            for part in (before, [*behind, SPECIAL_SYMBOLS[EOS]])]
+    return (read[0], read[1]), read == [[], [SPECIAL_SYMBOLS[EOS]]]
+
+
+def _unigram_pieces(subword: SentencePiece) -> dict[str, float]:
+    pieces = unigram_pieces(subword.model)
+    if pieces is None:
+        raise cannot_export("its sentencepiece model is no unigram model without normalization, and only such have a "
+                            "tokenizer.json")
+    return pieces
 
 
 def _no_class(subword: Subword) -> CheckpointError:
@@ -148,10 +180,51 @@ def _merges(bpe: Bpe) -> list[str]:
     return list(dict.fromkeys(line.strip("\r\n ") for line in lines))
 
 
+# -- M2M100Tokenizer: the language in front of a text
+
+
+def _many_languages(inner: SentencePiece, source: Subword, target: Subword, vocabulary: Vocabulary, frame: Frame,
+                    settings: dict[str, Any]) -> TokenizerFiles:
+    """With the codes of M2M-100 behind the words, its own tokenizer; a tokenizer.json otherwise."""
+    for kind, codes in M2M_CODES.items():
+        names = [f"__{code}__" for code in codes.split()]
+        first = vocabulary.id(names[0])
+        chosen = [subword.prefix for subword in (source, target) if isinstance(subword, Framed)]
+        if vocabulary.symbols[first : first + len(names)] != names or not all(
+                len(prefix) == 1 and prefix[0] in names for prefix in chosen) or len(chosen) < 2:
+            continue
+        languages = dict(zip(("src_lang", "tgt_lang"), (prefix[0].strip("_") for prefix in chosen), strict=True))
+        settings |= {"tokenizer_class": "M2M100Tokenizer", "language_codes": kind, "sep_token": SPECIAL_SYMBOLS[EOS],
+                     "additional_special_tokens": names, **languages}
+        ids = {symbol: number for number, symbol in enumerate(vocabulary.symbols[:first])}
+        return TokenizerFiles({"vocab.json": _encoded(ids), "sentencepiece.bpe.model": inner.to_bytes(),
+                               SETTINGS_NAME: _encoded(settings)})
+    pieces = _unigram_pieces(inner)
+    if missing := [piece for piece in pieces if piece not in vocabulary]:
+        raise cannot_export(f"its dictionary lacks {len(missing)} pieces of its sentencepiece model, such as {missing[0]}")
+    return _json(unigram(vocabulary, pieces, (), frame), settings)
+
+
 # -- tokenizer.json
 
 
-Frame = tuple[Sequence[str], Sequence[str]]  # the pieces in front of a text, and behind it
+def renumbered(subword: TokenizerJson, vocabulary: Vocabulary, frame: Frame) -> dict[str, Any]:
+    """The file of an imported model, with the ids of our dictionary."""
+    content = json.loads(subword.model)
+    missing = [piece for piece in subword.ids() if piece not in vocabulary and piece not in subword.special]
+    if missing:
+        raise cannot_export(f"its dictionary lacks {len(missing)} pieces of its tokenizer.json, such as {missing[0]}")
+    model, old = content["model"], subword.ids()
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {piece: vocabulary.id(piece) for piece in model["vocab"]}
+    elif any(piece in vocabulary and vocabulary.id(piece) != number for piece, number in old.items()):
+        scores = dict(model["vocab"])
+        model["vocab"] = [[symbol, scores.get(symbol, NEVER)] for symbol in vocabulary.symbols]
+        model["unk_id"] = UNK
+    added = [{**token, "id": vocabulary.id(token["content"])} for token in content.get("added_tokens") or []
+             if token["content"] in vocabulary]
+    return content | {"added_tokens": sorted(added, key=lambda token: token["id"]), "truncation": None, "padding": None,
+                      "post_processor": template(vocabulary, frame)}
 
 
 def word_level(vocabulary: Vocabulary, frame: Frame) -> dict[str, Any]:

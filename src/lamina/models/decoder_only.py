@@ -44,7 +44,7 @@ class DecoderOnly(Model):
         """Of the whole vocabulary, which an adaptive head does not have in one piece."""
         return self.head.output_weight
 
-    def log_probs(self, tokens: Tensor, active: ActiveLayers = ALL_LAYERS) -> Tensor:
+    def log_probs(self, tokens: Tensor, *, active: ActiveLayers = ALL_LAYERS) -> Tensor:
         """Log-probabilities of the token after each place. (B, T) -> (B, T, V)"""
         return self.head.log_probs(self(tokens, active))
 

@@ -90,7 +90,7 @@ class EncoderDecoder(Model):
     def output_weight(self) -> Tensor | Prepacked:
         return self.head.output_weight
 
-    def log_probs(self, source: Rows, target_in: Rows, active: ActiveLayers = ALL_LAYERS) -> Tensor:
+    def log_probs(self, source: Rows, target_in: Rows, *, active: ActiveLayers = ALL_LAYERS) -> Tensor:
         """Log-probabilities of each next token. source: (B, S), padded left or right; target_in: (B, T) -> (B, T, V)"""
         return self.head.log_probs(self(source, target_in, active))
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from lamina import __version__
 from lamina.config.preprocess_options import PreprocessConfig
@@ -38,6 +38,8 @@ from lamina.preprocess.workers import Progress, Workers, available_cores, no_pro
 from lamina.text.subword import Subword, load_subwords, model_files, save_subwords, subword_to_dict
 from lamina.text.vocabulary import Vocabulary
 
+T = TypeVar("T")
+
 # Below this a pool takes longer to start than the work does.
 MIN_BYTES_FOR_POOL = 4 << 20
 RANGES_PER_WORKER = 4
@@ -61,22 +63,30 @@ class FolderReport:
     sides: list[SideReport]
 
 
-def make_data_folder(config: PreprocessConfig, progress: Progress = no_progress,
-                     told: Mapping[str, str] | None = None) -> FolderReport:
+class ModelTexts(NamedTuple):
+    """One of each for every side of a model."""
+
+    vocabularies: Sequence[Vocabulary]
+    subwords: Sequence[Subword]
+
+
+def make_data_folder(config: PreprocessConfig, progress: Progress = no_progress, told: Mapping[str, str] | None = None,
+                     like: ModelTexts | None = None) -> FolderReport:
     """Read the text, write `config.data_folder`; on any error that folder is as it was before.
 
-    `told` is what the manifest says of options instead, such as the names of files that will be gone.
+    `told` is what the manifest says of options instead, such as the names of files that will be gone; `like` is what --like
+    names.
     """
     folder = Path(config.data_folder)
     files = find_files(config)
     num_bytes = sum(file.size for file in files)
     wanted = config.workers or available_cores()
     num_lines = check_alignment(files)
-    given = _given_dictionaries(config)
+    given = _given_dictionaries(config) if like is None else _by_side(config, like.vocabularies)
     # The workers end before the staging folder goes: a straggler would write into it while it is being removed.
     with (_disk_errors(folder), staging(folder) as staged,
           Workers(wanted if num_bytes >= MIN_BYTES_FOR_POOL else 1) as workers):
-        subwords = make_subwords(config, files, num_lines, progress)
+        subwords = make_subwords(config, files, num_lines, progress) if like is None else _by_side(config, like.subwords)
         stems = _count(config, files, subwords, staged, workers, progress)
         vocabularies = _all_dictionaries(config, files, stems, given)
         sides = [] if config.dictionary.dict_only else _encode(config, files, stems, vocabularies, staged, workers)
@@ -107,6 +117,13 @@ def check_alignment(files: list[TextFile]) -> dict[TextFile, int]:
                 f"the two sides of {split} do not match: {shorter.path} ends after line {num_lines[shorter]}, "
                 f"{longer.path} has {num_lines[longer]} lines. Line N of one must translate line N of the other.")
     return num_lines
+
+
+def _by_side(config: PreprocessConfig, of_model: Sequence[T]) -> dict[str | None, T]:
+    if len(of_model) < len(config.languages):
+        raise DataError(f"--like {config.like} is a model of one text, and these are pairs. Name a model of pairs, or add "
+                        "--only-source.")
+    return dict(zip(config.languages, of_model, strict=False))
 
 
 def _given_dictionaries(config: PreprocessConfig) -> dict[str | None, Vocabulary]:

@@ -11,10 +11,12 @@ import torch
 from lamina.checkpoint.format import PLUG_IN_ADVICE, Checkpoint
 from lamina.config.batches import BatchConfig, DataConfig
 from lamina.config.prune_options import LayerMetricConfig, LayerSearchConfig
+from lamina.config.train_options import OptimizationConfig
 from lamina.data.feed import Feed
 from lamina.data.verify import verify_splits
 from lamina.errors import CheckpointError, ConfigError, DataError
 from lamina.fields import build, unique_leaves
+from lamina.interop.downloads import local_path
 from lamina.parts import Criterion
 from lamina.pruning.cut import stack_depths
 from lamina.pruning.layer_meter import LayerMeter
@@ -65,18 +67,26 @@ def open_meter(checkpoint: Checkpoint, folder: str, config: LayerMetricConfig, p
 
 def _criterion(checkpoint: Checkpoint) -> Criterion:
     """The run's own, without its options: what is compared is the likelihood."""
-    name = checkpoint.config["criterion"]
+    # An imported model was trained with what nobody wrote down.
+    usual = checkpoint.kind.defaults.get("criterion", OptimizationConfig().criterion.name)
+    name = checkpoint.config.get("criterion", usual)
     if name not in register.criterion:
         raise CheckpointError(f"the checkpoint was trained with --criterion {name}, which is not registered here. "
                               f"{PLUG_IN_ADVICE}")
     return register.criterion[name]()
 
 
+def _files_of(checkpoint: Path) -> list[Path]:
+    """Of one that may be a folder, or on the Hugging Face Hub."""
+    path = local_path(checkpoint)
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
+
 def open_measurements(output: Path, checkpoint_path: Path, folder: str, config: LayerMetricConfig, *,
                       counts_tokens: bool = False) -> Measurements:
     """What was measured on these very weights and data, in a file beside the output unless another is named."""
     files = sorted(path for path in Path(folder.split(":")[0]).rglob(f"{config.subset}.*") if path.is_file())
-    about: dict[str, Any] = {"checkpoint": file_digest([checkpoint_path]), "data": file_digest(files),
+    about: dict[str, Any] = {"checkpoint": file_digest(_files_of(checkpoint_path)), "data": file_digest(files),
                              "split": config.subset, "metric": config.metric}
     if config.is_of_texts:
         about |= {"beam": config.beam, "remove-bpe": config.remove_bpe, **({"tokenized": True} if counts_tokens else {})}

@@ -12,7 +12,7 @@ from lamina.fields import Leaf, unique_leaves
 ADVICE = "Add --trust-paths if you know who wrote it"
 _METAVARS = ("FILE", "[FILE]", "FOLDER", "DIR", "PATH", "PREFIX", "PREFIX,..", "URL")
 _NAMES = ("data", "checkpoint", "path", "input", "sys", "encoder-embed-path", "decoder-embed-path", "save-dir", "restore-file",
-          "finetune-from-model", "tensorboard-logdir", "corpus")
+          "finetune-from-model", "like", "tensorboard-logdir", "corpus")
 
 
 def is_path(leaf: Leaf) -> bool:

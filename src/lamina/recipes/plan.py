@@ -24,6 +24,7 @@ from lamina.recipes.recipe_file import Cut, Recipe, Variant, scaled
 WHOLE_NAME = "whole"  # of the model with all its layers, in file names
 AVERAGE_NAME = "model.pt"
 LM_SPLITS = ("valid", "test")
+DOWNLOADS = "{data}"  # in a flag of `lamina preprocess` or `lamina train`: the folder of --data
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,11 @@ class RunPlan:
         return f"{self.recipe} {self.variant} seed {self.seed}" + ("" if self.budget == 1 else f" budget {self.budget:g}x")
 
 
+def _words(flags: Mapping[str, Any], places: Places) -> list[str]:
+    """As one types them; DOWNLOADS stands for a folder that the recipe cannot know."""
+    return [word.replace(DOWNLOADS, str(places.downloads)) for word in flag_words(flags)]
+
+
 def plan_data(data: Dataset, places: Places, workers: int | None = None) -> tuple[Stage, ...]:
     text, binary = places.text(data), places.binary(data)
     more = [] if workers is None else [f"--workers={workers}"]
@@ -115,7 +121,7 @@ def plan_data(data: Dataset, places: Places, workers: int | None = None) -> tupl
         sides = ["--only-source", *(["-s", data.languages[0]] if data.languages else []),
                  "--trainpref", f"{text}/train{ending}", "--validpref", f"{text}/valid{ending}",
                  *(["--testpref", tests] if tests else [])]
-    preprocess = ["preprocess", *sides, "--destdir", str(binary), *flag_words(data.preprocess), *more]
+    preprocess = ["preprocess", *sides, "--destdir", str(binary), *_words(data.preprocess, places), *more]
     return (Stage("prepare", tuple(prepare), makes=(str(text / "corpus.json"),)),
             Stage("preprocess", tuple(preprocess), makes=(str(binary / "manifest.json"),)))
 
@@ -132,8 +138,8 @@ def plan_run(recipe: Recipe, variant: Variant, seed: int, places: Places, *, bud
     checkpoints = places.work / "checkpoints" / recipe.name / name
     train = scaled(variant.train, budget)
     model = checkpoints / (AVERAGE_NAME if recipe.average else recipe.model)
-    words = ("train", str(places.binary(recipe.data)), *flag_words(train), *train_flags, f"--seed={seed}", "--log-format=json",
-             f"--save-dir={checkpoints}")
+    words = ("train", str(places.binary(recipe.data)), *_words(train, places), *train_flags, f"--seed={seed}",
+             "--log-format=json", f"--save-dir={checkpoints}")
     stages = [Stage("train", words, makes=(str(checkpoints / "checkpoint_last.pt"),))]
     if recipe.average:
         stages.append(Stage("average", ("average", f"--inputs={checkpoints}", *flag_words(recipe.average), f"--output={model}"),

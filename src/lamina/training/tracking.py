@@ -38,8 +38,8 @@ class Tracking:
             self._rows.put_nowait(None)
             self._thread.join(seconds)
         if self._thread.is_alive():
-            self._run.note(f"warning: {self._tracker.name} has not taken all figures in {seconds:g} s, and nobody waits any "
-                           "longer: train.jsonl has them")
+            self._run.note(f"warning: {self._tracker.name} has not taken all figures in {seconds:g} s, and the run ends "
+                           "without them: train.jsonl has them")
 
     def _work(self) -> None:
         try:

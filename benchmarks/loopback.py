@@ -1,0 +1,98 @@
+"""A server on this machine, in a process of its own, and clients that cost little."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+TIMEOUT = 120.0  # seconds that a client waits
+STARTED = re.compile(r"serving on http://(.+):(\d+);")
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Server:
+    """`lamina serve`, on a free port of the loopback interface."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        command = [sys.executable, "-m", "lamina", "serve", *words, "--host", "127.0.0.1", "--port", "0", "--no-page"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        said = []
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            said.append(line)
+            if found := STARTED.search(line):
+                self.host, self.port = found[1], int(found[2])
+                return
+        sys.exit("".join(said))
+
+    def cpu_seconds(self) -> float:
+        """Of all its threads."""
+        fields = self._read("stat").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def resident_mib(self) -> float:
+        return int(self._read("statm").split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def num_files(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def _read(self, name: str) -> str:
+        with open(f"/proc/{self.process.pid}/{name}", encoding="utf-8") as file:
+            return file.read()
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def stop(self) -> int:
+        """Its exit status, after SIGTERM."""
+        if self.is_alive:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(60)
+        finally:
+            self.process.kill()
+
+
+class Connection:
+    """One that is kept open from request to request."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.reader: asyncio.StreamReader | None = None
+        self.writer: asyncio.StreamWriter | None = None
+
+    async def send(self, path: str, body: bytes, *, kind: str = "application/json") -> None:
+        if self.writer is None:
+            self.reader, self.writer = await asyncio.open_connection(self.server.host, self.server.port)
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.writer.write(head.encode() + body)
+        await self.writer.drain()
+
+    async def answer(self) -> tuple[int, Any]:
+        assert self.reader is not None
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        length = re.search(r"content-length: (\d+)", head)
+        body = await self.reader.readexactly(int(length[1]) if length else 0)
+        if "connection: close" in head:
+            self.close()
+        return int(head.split()[1]), json.loads(body) if body else None
+
+    async def ask(self, path: str, values: Any) -> tuple[int, Any]:
+        async def asked() -> tuple[int, Any]:
+            await self.send(path, json.dumps(values).encode())
+            return await self.answer()
+
+        return await asyncio.wait_for(asked(), TIMEOUT)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+        self.reader = self.writer = None
