@@ -145,7 +145,9 @@ class RepeatedPasses(CapturedPasses):
         super().__init__(updater.model, updater.weights, updater.forward_backward, lambda text: None, lambda seconds: None,
                          is_compiled=False)
         self.recorder.capture = lambda function: _Repeat(function)  # type: ignore[method-assign, assignment]
-        self.recorder.is_on = ranks.rank % 2 == 0
+        # Layers that are computed again draw another dropout where they are replayed.
+        counts = any(stack.recomputes for stack in stacks_of(updater.model).values())
+        self.recorder.is_on = counts or ranks.rank % 2 == 0
         self.num_replayed = 0
 
     def find(self, batch: Any, active: Any, sums: Tensor) -> Callable[[], None] | None:

@@ -2,6 +2,7 @@
 
 import doctest
 import inspect
+import re
 
 import pytest
 
@@ -59,6 +60,9 @@ def classifier(tmp_path_factory):
 def check(name, value, namespace):
     text = inspect.getdoc(value)
     assert text, f"{name} has no docstring"
+    described = re.findall(r"^    (\w[\w, ]*): ", text.partition("Arguments:\n")[2].partition("\n\n")[0], flags=re.MULTILINE)
+    if inspect.isfunction(value):  # each argument by itself, or the reference has no type and no default for it
+        assert set(described) <= {*inspect.signature(value).parameters}, name
     examples = doctest.DocTestParser().get_doctest(text, namespace, name, None, 0)
     assert examples.examples, f"{name} has no example"
     runner = doctest.DocTestRunner(optionflags=doctest.IGNORE_EXCEPTION_DETAIL, verbose=False)

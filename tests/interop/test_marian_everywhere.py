@@ -1,5 +1,7 @@
 """A MarianMT folder in the commands that read data: its dictionaries and pieces for new text, then all that models can do."""
 
+from dataclasses import replace
+
 import pytest
 
 import lamina
@@ -7,6 +9,8 @@ from huggingface_models import SENTENCES, marian_folder
 from lamina.cli import main
 from lamina.data.data_folder import read_manifest
 from lamina.errors import DataError
+from lamina.interop.huggingface_families import FAMILIES
+from lamina.registry import register
 from lamina.text.subword import load_subwords
 from lamina.text.vocabulary import Vocabulary
 from served import running_server
@@ -38,6 +42,19 @@ def test_new_text_is_cut_and_numbered_as_the_model_does(data, folder):
     for language, own in zip(("en", "xx"), ours.subwords, strict=True):
         assert subwords[language].to_bytes() == own.to_bytes()
     assert read_manifest(data)["options"]["like"] == str(folder)
+
+
+def test_the_preset_is_what_opus_mt_says_of_itself():
+    """The config.json of its base models, in its own words."""
+    both = {"layers": 6, "attention_heads": 8, "ffn_dim": 2048, "layerdrop": 0.0}
+    said = {"d_model": 512, "activation_function": "swish", "scale_embedding": True, "max_position_embeddings": 512,
+            "dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0, "share_encoder_decoder_embeddings": True,
+            **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in both.items()}}
+    config, preset = FAMILIES["marian"].model_config(said, {}), register.arch["marian"]()
+    assert config.encoder == preset.encoder
+    assert replace(config.decoder, reads=preset.decoder.reads) == preset.decoder
+    for name in ("embedding", "dropout", "activation", "norm_eps"):
+        assert getattr(config, name) == getattr(preset, name)
 
 
 def test_python_prepares_likewise(tmp_path, folder, data):

@@ -92,9 +92,11 @@ class Data:
 
         Arguments:
             split: train, valid and so on.
-            max_tokens, batch_size: limits of a batch: tokens, the longer side counted with its padding, and sentences; 4096
-                tokens if neither is given. What is longer is left out.
-            seed, epoch: decide the order, where batches are shuffled.
+            max_tokens: tokens of a batch at most, the longer side counted with its padding; 4096 if batch_size is not given
+                either. What is longer is left out.
+            batch_size: sentences of a batch at most.
+            seed: decides the order, where batches are shuffled.
+            epoch: likewise: each has an order of its own.
             shuffle: those of train, if left out.
             config: of the model, whose longest input counts.
             device: where the tensors go.
@@ -132,9 +134,11 @@ def prepare(train: Texts, valid: Texts | None = None, test: Texts | None = None,
             a `datasets.Dataset` or a table of pandas or polars (with a column `translation`, two columns named by the
             languages, or two columns at all). For models of one text: sentences, one file as a Path, or a table with a column
             `text`.
-        valid, test: likewise, the same columns; what validation and `lamina generate` read.
+        valid: likewise, the same columns; what validation reads.
+        test: likewise; what `lamina generate` reads.
         out: the folder to write. Splits that are there already are replaced; one that stays has to fit.
-        source_lang, target_lang: the languages. If left out, files and columns name them; otherwise "source" and "target".
+        source_lang: the language of the source. If left out, files and columns name it; otherwise it is "source".
+        target_lang: likewise.
         user_dir: a file or folder that registers parts of your own.
         options: those of `lamina preprocess`, with underscores: `subword="sentencepiece", vocab_size=8000`.
 

@@ -79,11 +79,13 @@ def load(path: Paths, device: torch.device | str | None = None, dtype: torch.dty
         dtype: "fp32", "fp16", "bf16", torch's names of them or a torch.dtype. If left out, models that write texts compute in
             float16 on a GPU; everything else is float32.
         task: the task that the checkpoint must be of. It tells type checkers what comes back; without it, that is a union.
-        encoder_layers_to_keep, decoder_layers_to_keep: prune every model: a list of layers, how many to keep, or text as for
+        encoder_layers_to_keep: prune every model: a list of layers, how many to keep, or text as for
             the flags.
+        decoder_layers_to_keep: likewise.
         overrides: settings of the model by flag, in place of the stored ones; they may hold these two, with the flags' meaning.
         dict_dir: a folder, or several, where the dictionaries of a checkpoint of fairseq are looked for, as well as in its own.
-        source_lang, target_lang: its languages, where it does not say them.
+        source_lang: its language, where a checkpoint of fairseq does not say it.
+        target_lang: likewise.
         quantize: "int8" rounds the matrices of linear layers, and what they are multiplied with, to 8 bits on a CPU: faster,
             and not quite the same scores.
         prepack: on a CPU, lay matrices out for its kernels. Such a model can still be copied, pickled, moved and saved; False

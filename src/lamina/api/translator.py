@@ -86,7 +86,8 @@ class Translator(LoadedModel[EncoderDecoder]):
             constraints: for each sentence (of one sentence: for it) target phrases in raw text that the translation contains,
                 in this order unless `constraint_order="unordered"`. A maximum length that is too short for them gives way;
                 a phrase that the dictionary does not know is an error.
-            max_tokens, batch_size: limits of a batch, in source tokens with padding and in sentences.
+            max_tokens: source tokens of a batch at most, with padding.
+            batch_size: sentences of a batch at most.
             seed: with the number of a sentence it decides what sampling draws.
             first_number: the number of the first sentence, where these are part of a longer text.
             remove_bpe: joins pieces at a mark such as "@@ ", where the checkpoint carries no subword model of its own.
@@ -216,7 +217,7 @@ class Translator(LoadedModel[EncoderDecoder]):
 
         Arguments:
             pairs: a source and its translation as a tuple, or any number of such tuples.
-            max_tokens, batch_size, too_long, warn, first_number: as for `translate`. Of a pair that is skipped, the score
+            too_long: as for `translate`, like the other arguments. Of a pair that is skipped, the score
                 has no tokens but `</s>`, at -inf.
 
         Returns:

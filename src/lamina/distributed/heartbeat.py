@@ -13,6 +13,7 @@ from torch import distributed as dist
 SECONDS_BETWEEN_BEATS = 0.5
 # A rank on a busy machine may be late; one that is stopped or gone stays away.
 SECONDS_OF_WATCHING = 4.0
+SECONDS_TO_END = 5.0
 
 
 @contextmanager
@@ -29,11 +30,13 @@ def beating(store: Any, rank: int) -> Iterator[None]:
             except (dist.DistError, RuntimeError):  # whoever keeps the store is gone
                 return
 
-    threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         over.set()
+        thread.join(SECONDS_TO_END)  # in the middle of a call it might abort the process when Python ends
 
 
 def silent_ranks(store: Any, rank: int, size: int) -> list[int]:

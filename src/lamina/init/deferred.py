@@ -92,7 +92,7 @@ class Deferred(TorchDispatchMode):
                 return False
             own = call.overwritten
             if own is not None and _storage(own) == storage:
-                pieces.add((own.storage_offset(), own.numel()))
+                pieces.add((int(own.storage_offset()), own.numel()))
                 end = 0
                 for start, length in sorted(pieces):
                     if start > end:

@@ -43,7 +43,10 @@ class ModelPart(Part):
     is_plain: ClassVar[bool] = False  # whether a Transformer with it is the one of Vaswani et al. (2017), pre- or post-norm
 
     def not_in(self, toolkit: str) -> str:
-        """Why another toolkit cannot hold a model with this part; nothing if it can. Asked by every exporter."""
+        """Why another toolkit cannot hold a model with this part; nothing if it can. Asked by every exporter.
+
+        `toolkit`: fairseq, CTranslate2, or a model of transformers, such as BART (interop/huggingface_classes.py).
+        """
         return "" if self.is_plain else f"{toolkit} has no {self.spelled}"
 
     def describe(self) -> str:

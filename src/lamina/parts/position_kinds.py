@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 # Toolkits, and models of transformers, that read positions from a table, whatever is in it; of the others, what they compute.
-_FROM_TABLES = ("CTranslate2", "FSMT", "BART", "mBART", "RoBERTa", "RoBERTa-PreLayerNorm")
+_FROM_TABLES = ("CTranslate2", "FSMT", "BART", "mBART", "RoBERTa")
 _COMPUTED_BY = {"MarianMT": "marian", "M2M-100": "sinusoidal"}
 
 

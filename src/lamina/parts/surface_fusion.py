@@ -69,7 +69,7 @@ class _Mode:
     topic = "Surface fusion"
 
     dropout: float = flag(0.0, "in training, share of target tokens that are scored by the decoder alone: what the source side "
-                               "explains, the decoder does not learn; 0.5 for soft and for a learned gate", name="sf-dropout")
+                               "explains, the decoder does not learn; take 0.5 with soft", name="sf-dropout")
 
     def __post_init__(self) -> None:
         check(0.0 <= self.dropout < 1.0, f"--sf-dropout is {self.dropout}; it must lie in [0, 1).")
@@ -102,8 +102,8 @@ class HardFusion(_Mode):
     def advice(self) -> str:
         if self.gate or self.dropout:
             return ""
-        return ("the gate of surface fusion is learned (--sf-gate 0): it may close for good early in training, and then "
-                "neither stack learns any more; --sf-gate 0.8 is the published setting; --sf-dropout 0.5 keeps both learning")
+        return ("the gate of surface fusion is learned (--sf-gate 0): it may close for good early on, and then neither "
+                "stack learns any more; --sf-gate 0.8 is the published setting (with --sf-dropout 0.5 it opens for good)")
 
 
 @dataclass(frozen=True, kw_only=True)
