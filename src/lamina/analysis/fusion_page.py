@@ -33,7 +33,7 @@ def head_in_words(model: EncoderDecoder) -> str:
 
 def weights_section(model: EncoderDecoder, weights: FusionWeights | None) -> Section:
     name, title = "fusion_weights", "What each decoder layer reads"
-    besides = " The softmax reads the source embeddings besides, as the gate tells." if mixes_hard(model) else ""
+    besides = " The softmax also reads the source embeddings, by the gate's share." if mixes_hard(model) else ""
     if weights is None:
         return Section(name, title, "There is no map of fusion weights: every decoder layer of this model reads the encoder's "
                                     f"output and nothing else.{besides}")
@@ -105,8 +105,8 @@ def masking_section(model: EncoderDecoder, masked: Masked | None, metric: str = 
                     f"{quality.bleu.ratio - whole.bleu.ratio:.6f}"]
         rows.append(row)
     changes = {column: [float(row[columns.index(column)]) for row in rows[1:]] for column in columns if "change" in column}
-    series = {"change in loss\n(bits a token)": changes["loss_change"]}
-    facts: dict[str, float | str] = {"loss of the whole model (bits a token)": whole.loss}
+    series = {"change in loss\n(bits per token)": changes["loss_change"]}
+    facts: dict[str, float | str] = {"loss of the whole model (bits per token)": whole.loss}
     if whole.value is not None and whole.bleu is not None:
         label = known_figures()[metric].figure.label
         series = {f"change in\n{label}": changes[f"{metric}_change"],
