@@ -90,7 +90,15 @@ class Connection:
             await self.send(path, json.dumps(values).encode())
             return await self.answer()
 
-        return await asyncio.wait_for(asked(), TIMEOUT)
+        was_open = self.writer is not None
+        try:
+            return await asyncio.wait_for(asked(), TIMEOUT)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            # One that rested for long may be closed from the other side just now; that is no answer to this request.
+            if not was_open:
+                raise
+            self.close()
+            return await asyncio.wait_for(asked(), TIMEOUT)
 
     def close(self) -> None:
         if self.writer is not None:

@@ -7,13 +7,16 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import compatibility
 import write_option_types
 from lamina.command_line import COMMANDS, load
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, REFUSED_VALUES, Retired, retired_for
+from lamina.config.packaged_recipes import all_corpora
 from lamina.fields import Leaf, default_text, flatten, leaves, unique_leaves
-from lamina.recipes.recipe_file import find_recipe
+from lamina.recipes.origins import origin
+from lamina.recipes.recipe_file import find_dataset, find_recipe
 from lamina.recipes.results import PUBLISHED_DATA, RUN, Row, read_rows, section
 from lamina.registry import register
 
@@ -194,8 +197,8 @@ OTHERS = "Of fairseq's other tasks and models, of the forks and of later release
 
 def pages() -> dict[str, str]:
     """File name -> content."""
-    return {"options.md": options_page(), "migrating.md": migrating_page(), "compatibility.md": compatibility_page(),
-            **{command_file(name): command_page(name) for name in COMMANDS}}
+    return {"options.md": options_page(), "corpora.md": corpora_page(), "migrating.md": migrating_page(),
+            "compatibility.md": compatibility_page(), **{command_file(name): command_page(name) for name in COMMANDS}}
 
 
 # -- compatibility.md
@@ -232,6 +235,44 @@ def options_page() -> str:
     return "\n\n".join([NOTE, OPTIONS_INTRODUCTION, commands, "## Presets of --arch", _presets_table()]) + "\n"
 
 
+CORPORA_INTRODUCTION = """\
+# Corpora of the recipes
+
+Where the files come from that `lamina recipe run NAME --data FOLDER` reads. Nothing is downloaded for you. Files lie in
+`FOLDER` under these names, packed or unpacked. `build.py` is [recipes/data/build.py](../recipes/data/build.py): it downloads
+public files, compares each with a checksum that was verified here, and builds the corpus byte for byte as ours was:
+
+```sh
+python recipes/data/build.py multi30k_bpe dialogsum --into downloads
+```
+
+The addresses of archives were not tried, since this project is tested without a network, and *not verified here* stands where
+no checksum could be compared. `lamina recipe prepare` prints the SHA-256 of each archive, and `corpus.json` keeps it.
+
+*Not published* means that only we have the file. Scores on such a corpus compare between our runs alone."""
+
+
+def corpora_page() -> str:
+    """Each corpus of recipes/data with the files that it needs."""
+    blocks = [NOTE, CORPORA_INTRODUCTION]
+    for name in all_corpora():
+        dataset = find_dataset(name)
+        rows = []
+        for names in dataset.files:
+            own = origin(dataset.downloads, names)
+            assert own is not None, f"recipes/data/{name}.yaml does not say where {names} comes from"
+            how = f"`build.py {own.build}`" if own.build else own.own or _linked(own.url) or "not published"
+            remarks = [remark for remark in (own.checksum(), _linked(own.note)) if remark]
+            rows.append((f"`{names.replace('|', '` or `')}`", how, " ".join(map(_sentence, remarks))))
+        blocks += [f"## {name}", _sentence(dataset.about), _table(("file", "from", "checksum and notes"), rows)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _linked(text: str) -> str:
+    """Addresses are long: the name of the host stands for them."""
+    return re.sub(r"https?://\S+", lambda match: f"[{urlsplit(match[0]).hostname}]({match[0]})", text)
+
+
 def command_page(name: str) -> str:
     blocks = [NOTE, f"# lamina {name}", _sentence(COMMANDS[name].help)]
     topics = _topics(config_class(name))
@@ -240,8 +281,9 @@ def command_page(name: str) -> str:
             blocks.append(f"## {topic}")
         if remark:
             blocks.append(_sentence(remark))
-        blocks.append(_table(("option", "default", "meaning", "paper"),
-                             [_option_row(config_class(name), leaf) for leaf in rows]))
+        table = [_option_row(config_class(name), leaf) for leaf in rows]
+        columns = 4 if any(row[3] for row in table) else 3  # few options are of a paper
+        blocks.append(_table(("option", "default", "meaning", "paper")[:columns], [row[:columns] for row in table]))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -415,6 +457,7 @@ def _recipe_page(name: str, rows: Sequence[Row], folder: Path) -> str:
         blocks.append(f"Published: {recipe.published}.")
     blocks += [f"![{title}: {what}](../figures/{name}{ending}.svg)" for ending, what in (("", "scores"), ("-loss", "losses"))
                if (folder / "figures" / f"{name}{ending}.svg").exists()]
+    blocks.append(f"Corpus: [{recipe.data.name}](../corpora.md#{recipe.data.name}).")
     return "\n\n".join([*blocks, section(name, rows, PUBLISHED_DATA).strip()]) + "\n"
 
 

@@ -6,6 +6,8 @@ Modules are named here as text and imported when they are asked for: recipes and
 from __future__ import annotations
 
 import importlib
+import shutil
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -79,11 +81,15 @@ def load(reference: str) -> object:
 def overview(group: str = "") -> str:
     """All commands, or those of a group."""
     chosen = {name: command for name, command in COMMANDS.items() if name.startswith(group)}
-    width = max(map(len, chosen))
-    rows = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in chosen.items())
+    width = max(map(len, chosen)) + 4
+    columns = max(60, shutil.get_terminal_size((110, 24)).columns - 2)
+    rows = "\n".join(
+        textwrap.fill(command.help, columns, initial_indent=f"  {name}".ljust(width), subsequent_indent=" " * width)
+        for name, command in chosen.items())
+    closing = ("`lamina COMMAND --help` shows a command's options, `--help WORD` searches them, `--help-all` lists them all. "
+               "`lamina --version` prints the version.")
     return (f"usage: lamina {group or 'COMMAND '}...\n\nDeep, fused and prunable Transformers.\n\n{rows}\n\n"
-            "`lamina COMMAND --help` shows a command's options, `--help WORD` searches them, `--help-all` lists them all.\n"
-            "`lamina --version` prints the version.")
+            f"{textwrap.fill(closing, columns, break_on_hyphens=False)}")
 
 
 def find_command(words: Sequence[str]) -> tuple[str, list[str]]:

@@ -26,6 +26,7 @@ from huggingface_models import (
 from huggingface_parity import TARGETS, check_log_probs, check_texts, opened, our_ids, quiet
 from lamina.errors import CheckpointError, LaminaError
 from lamina.interop.any_format import load_any
+from lamina.interop.huggingface_generation import _TAKEN, _WITHOUT_EFFECT
 
 MESSY = "The cat’s hat — “a small-boat”, 1,000.5 %  (really?)… &amp; <b> 。next１"
 
@@ -198,6 +199,30 @@ def test_a_piece_that_spells_bytes_fills_a_gap_as_text(tmp_path):
     assert fillings["a"] == "thea boat"
 
 
+def test_every_setting_of_a_search_is_known_or_refused(tmp_path):
+    """What transformers writes of its own accord is no obstacle, and each of its settings is either taken or named."""
+    folder = bart_folder(tmp_path / "bart")
+    known = transformers().GenerationConfig().to_dict()
+    for name in set(known) - _TAKEN:
+        damage("generation_config.json", **{name: {"a": 1}})(folder)
+        if _WITHOUT_EFFECT.fullmatch(name):
+            load_any(folder)
+        else:
+            with pytest.raises(CheckpointError, match=f"{name}="):
+                load_any(folder)
+        damage("generation_config.json", **{name: None})(folder)
+
+
+def test_settings_that_flags_give_are_told(tmp_path):
+    folder = bart_folder(tmp_path / "bart")
+    damage("generation_config.json", num_beams=4, length_penalty=2.0, max_length=142, min_length=56, no_repeat_ngram_size=3,
+           num_return_sequences=2)(folder)
+    heard: list[str] = []
+    load_any(folder, notice=heard.append)
+    assert "early_stopping=None: searches here stop as with True" in heard[0]
+    assert "--beam 4 --lenpen 2 --max-len-b 140 --min-len 55 --no-repeat-ngram-size 3 --nbest 2" in heard[1]
+
+
 def damage(name: str, **changes: Any) -> Any:
     def apply(folder: Any) -> None:
         described = json.loads((folder / name).read_text())
@@ -216,6 +241,10 @@ def without_head(folder: Any) -> None:
     (bart_folder, lambda folder: (folder / "tokenizer.json").unlink(), "lacks tokenizer.json"),
     (bart_folder, lambda folder: (folder / "tokenizer.json").write_text("{}"), "cannot be read as a tokenizer.json"),
     (bart_folder, damage("config.json", normalize_before=True), "normalize_before=True"),
+    (bart_folder, damage("generation_config.json", repetition_penalty=1.2), "repetition_penalty=1.2, which Lamina's search"),
+    (bart_folder, damage("generation_config.json", forced_eos_token_id=5), "forced_eos_token_id=5"),
+    (bart_folder, damage("generation_config.json", eos_token_id=[2, 5]), r"eos_token_id=\[2, 5\]"),
+    (bart_folder, damage("generation_config.json", quantum_beams=3), "quantum_beams=3"),
     (bart_folder, damage("config.json", bos_token_id=2), "puts <s> around texts, which config.json does not know"),
     (fsmt_folder, lambda folder: (folder / "vocab-tgt.json").unlink(), "lacks vocab-tgt.json"),
     (fsmt_folder, lambda folder: (folder / "merges.txt").write_text("lonely"), "line 1: expected two pieces"),

@@ -41,13 +41,22 @@ def test_each_point_is_bleu_of_what_the_threshold_gives(bleu):
         assert point.seconds == pytest.approx(1.0 + 4.0 * repeated / sum(whole.num_tokens))
 
 
-def test_the_choice_keeps_most_and_does_not_cross_a_worse_point():
+def test_the_choice_keeps_most_that_the_loss_allows():
     points = [Point(0, np.inf, 30.0, 5.0), Point(2, -0.1, 30.1, 4.0), Point(4, -0.2, 29.9, 3.0), Point(6, -0.3, 29.0, 2.0),
               Point(8, -0.4, 30.0, 1.0)]
     curve = Curve(points)
-    assert [curve.chosen(loss).num_kept for loss in (0.0, 0.1, 0.99, 1.0)] == [2, 4, 4, 8]
+    assert [curve.chosen(loss).num_kept for loss in (0.0, 0.1, 0.99, 1.0)] == [8, 8, 8, 8]
+    assert Curve(points[:-1]).chosen(0.5).num_kept == 4
     assert Curve([points[0], points[3]]).chosen(0.5) == points[0]
     assert [point.num_kept for point in curve.shown(3)] == [0, 4, 8]
+
+
+def test_a_lucky_point_does_not_decide():
+    """100 points that fall from 30 to 28, and one near the end that is back at 30."""
+    points = [Point(number, -0.01 * number, 30.0 - 0.02 * number, 1.0) for number in range(101)]
+    points[90] = Point(90, -0.9, 30.0, 1.0)
+    assert Curve(points).chosen(0.2).num_kept == 10
+    assert Curve(points).chosen(1.9).num_kept == 95
 
 
 def test_what_was_lost_is_never_kept():

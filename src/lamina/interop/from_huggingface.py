@@ -18,7 +18,7 @@ from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, ConfigError, LaminaError
 from lamina.fields import flatten
 from lamina.interop.fairseq import check_size, load_parameters_
-from lamina.interop.huggingface_families import FAMILIES, Family
+from lamina.interop.huggingface_families import FAMILIES, WHY_NOT, Family
 from lamina.interop.huggingface_folder import CONFIG_NAME, read_described, read_tensors
 from lamina.interop.huggingface_generation import generation_settings, manners_of, tell_flags
 from lamina.interop.huggingface_ids import ABSENT_BIAS, IdPlan, plan_ids
@@ -51,7 +51,8 @@ def _converted(folder: Path, config: Mapping[str, Any], source_lang: str | None,
                notice: Notice) -> Checkpoint:
     family = _family(config)
     sizes = family.vocab_sizes(config)
-    settings = generation_settings(folder, config)
+    generates = register.task[family.task]().has(DECODER)
+    settings = generation_settings(folder, config) if generates else {}
     texts = texts_of(Wanted(folder, sizes, source_lang, target_lang, config, settings), family.tokenizer)
     starts = settings.get("decoder_start_token_id", config.get("decoder_start_token_id"))
     plans = [plan_ids(pieces, _special(config, unknown), _start(starts, pieces, texts))
@@ -62,7 +63,7 @@ def _converted(folder: Path, config: Mapping[str, Any], source_lang: str | None,
     bias = tensors.pop(OUTPUT_BIAS, None)
     named = family.parameters(config, tensors)
     model_config = family.model_config(config, named)
-    if register.task[family.task]().has(DECODER):
+    if generates:
         needs_bias = plan.has_absent or (bias is not None and bool(bias.ne(0).any()))
         model_config = replace(
             model_config, decoder=replace(model_config.decoder, reads=plan.reads),
@@ -78,6 +79,8 @@ def _converted(folder: Path, config: Mapping[str, Any], source_lang: str | None,
 
 def _family(config: Mapping[str, Any]) -> Family:
     kind = config.get("model_type")
+    if kind in WHY_NOT:
+        raise CheckpointError(f"it is of model_type {kind!r}: {WHY_NOT[kind]}. Lamina reads {', '.join(FAMILIES)}.")
     if kind not in FAMILIES:
         raise CheckpointError(f"it is of model_type {kind!r}, which Lamina does not read; it reads {', '.join(FAMILIES)}.")
     if config.get("auto_map"):

@@ -270,3 +270,13 @@ FAMILIES: dict[str, Family] = {
             "hidden_act": (None, "gelu")})
        for kind, tokenizer in (("roberta", "RobertaTokenizer"), ("xlm-roberta", "XLMRobertaTokenizer"))},
 }
+
+# Types that one might expect here.
+WHY_NOT = {
+    "gpt2": "its blocks fit, but its dictionary has no <s>, <pad> and <unk>: their places in ours need a bias at the output, "
+            "which language models do not have",
+    "t5": "its attention has relative positions, and its norms no mean and no bias",
+    "mt5": "its attention has relative positions, and its norms no mean and no bias",
+    "bert": "its head and its positions are others than RoBERTa's",
+    "nllb-moe": "its feed-forward blocks are mixtures of experts",
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,34 @@ _ONLY_WITH: dict[str, tuple[Any, ...]] = {
     "force_words_ids": (None,), "stop_strings": (None,), "max_time": (None,), "watermarking_config": (None,),
     "token_healing": (None, False), "dola_layers": (None,), "forced_decoder_ids": (None,), "min_new_tokens": (None, 0),
 }
+# What becomes a rule, an id or a flag, or says what is sampled.
+_TAKEN = frozenset((
+    "bad_words_ids", "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "renormalize_logits", "bos_token_id",
+    "pad_token_id", "eos_token_id", "decoder_start_token_id", "num_beams", "early_stopping", "length_penalty", "max_length",
+    "max_new_tokens", "min_length", "no_repeat_ngram_size", "num_return_sequences", "do_sample", "temperature", "top_k",
+    "top_p"))
+# What changes how a text is computed or handed over there, not which.
+_WITHOUT_EFFECT = re.compile(r"_from_model_config|_commit_hash|transformers_version|use_cache|cache_.*|max_cache_len|"
+                             r"compile_config|use_mtp|disable_compile|low_memory|output_.*|return_dict.*|remove_invalid_values|is_assistant|"
+                             r"assistant_.*|num_assistant_.*|prompt_lookup_.*|max_matching_ngram_size|prefill_chunk_size|"
+                             r"continuous_batching_config|speculation_type|target_lookbehind|is_encoder_decoder")
 
 
 def generation_settings(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Of the file, or where there is none of config.json, as older folders have them."""
-    settings = read_described(folder, GENERATION_NAME, is_needed=False) or dict(config)
-    name = GENERATION_NAME if (folder / GENERATION_NAME).exists() else "config.json"
-    refused = [f"{key}={settings[key]!r}"[:60] for key, accepted in _ONLY_WITH.items() if settings.get(key) not in accepted]
+    settings = read_described(folder, GENERATION_NAME, is_needed=False)
+    name = GENERATION_NAME if settings else "config.json"
+    accepted = dict(_ONLY_WITH)
+    end = config.get("eos_token_id")
+    accepted |= {"eos_token_id": (None, end, [end]), "forced_eos_token_id": (None, end, [end])}
+    if settings:
+        accepted |= {key: (None, False) for key in settings
+                     if key not in _TAKEN and key not in accepted and not _WITHOUT_EFFECT.fullmatch(key)}
+    else:
+        settings = dict(config)
+        if settings.get("force_bos_token_to_be_generated") is True:
+            settings.setdefault("forced_bos_token_id", config.get("bos_token_id"))
+    refused = [f"{key}={settings[key]!r}"[:60] for key, values in accepted.items() if settings.get(key) not in values]
     if refused:
         raise CheckpointError(f"{folder / name} asks for {', '.join(refused)}, which Lamina's search does not have. Remove it "
                               "from the file to use the model without it.")
@@ -57,6 +79,11 @@ def manners_of(settings: Mapping[str, Any], plan: IdPlan, first: int | None) -> 
 def tell_flags(settings: Mapping[str, Any], notice: Callable[[str], object]) -> None:
     """Settings that are a person's to choose: here the flags decide."""
     flags = _search_flags(settings)
+    if (settings.get("num_beams") or 1) > 1 and settings.get("early_stopping") is not True:
+        notice(f"{GENERATION_NAME} has early_stopping={settings.get('early_stopping')!r}: searches here stop as with True, "
+               "once --beam hypotheses have ended")
+    if settings.get("do_sample") and settings.get("top_k") and settings.get("top_p") not in (None, 1, 1.0):
+        notice(f"{GENERATION_NAME} has top_k and top_p: here one of --sampling-topk and --sampling-topp limits what is sampled")
     if flags:
         notice(f"{GENERATION_NAME} asks for a search that these flags give: {' '.join(flags)}")
 
@@ -78,6 +105,8 @@ def _search_flags(settings: Mapping[str, Any]) -> list[str]:
         found.append(f"--min-len {max(0, shortest - 1)}")
     if size := settings.get("no_repeat_ngram_size"):
         found.append(f"--no-repeat-ngram-size {size}")
+    if (number := settings.get("num_return_sequences")) not in (None, 1):
+        found.append(f"--nbest {number}")
     if settings.get("do_sample"):
         found.append("--sampling")
         if settings.get("temperature") not in (None, 1, 1.0):

@@ -154,7 +154,8 @@ def _many(wanted: Wanted, pieces: list[str | None], inner: Subword, codes: dict[
         target = next(filter(None, [*stated, settings.get("tgt_lang")]), None)
     if target is None:
         raise CheckpointError(f"{wanted.folder} translates into {len(codes)} languages: choose one with --target-lang, which "
-                              f"must be one of {some_of(list(codes))}.")
+                              f"must be one of {some_of(list(codes))}. For commands without that option, `lamina convert` "
+                              "writes a checkpoint of the pair.")
     return _Many(pieces, inner, codes, *(_code(codes, name, side, wanted.folder)
                                          for name, side in ((source, "source"), (target, "target"))))
 

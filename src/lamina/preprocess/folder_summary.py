@@ -5,6 +5,9 @@ from __future__ import annotations
 from lamina.config.preprocess_options import PreprocessConfig
 from lamina.preprocess.pipeline import FolderReport, SideReport
 from lamina.preprocess.segmentation import subword_kind
+from lamina.text.framed import Framed
+from lamina.text.subword import Subword
+from lamina.text.vocabulary import SPECIAL_SYMBOLS
 
 # Above this share of <unk> a model learns holes; subwords bring it to nearly nothing.
 UNKNOWN_SHARE_TO_WARN = 0.01
@@ -34,10 +37,15 @@ def warnings(report: FolderReport, config: PreprocessConfig) -> list[str]:
         if unknown_share(side) > UNKNOWN_SHARE_TO_WARN:
             lines.append(f"{name}: {100 * unknown_share(side):.1f} % of the tokens became <unk>. "
                          + _advice(side, config))
-        if side.counts.num_reserved:
+        if side.counts.num_reserved and not _writes_symbols(report.subwords.get(side.language)):
             lines.append(f"{name}: {side.counts.num_reserved} tokens are spelled <s>, <pad> or </s>, and the model "
                          "will take them for these symbols. Remove or escape them.")
     return lines
+
+
+def _writes_symbols(subword: Subword | None) -> bool:
+    """Whether the segmentation puts them there itself, around every text."""
+    return isinstance(subword, Framed) and bool({*subword.prefix, *subword.suffix} & set(SPECIAL_SYMBOLS))
 
 
 def _advice(side: SideReport, config: PreprocessConfig) -> str:

@@ -1,8 +1,8 @@
 """The threshold of a cascade: which translations of some layers are sure enough to be kept, for an allowed loss of BLEU.
 
 Sentences are put in the order of the shallow model's confidence. Of the surest k its translations are kept, and of the others
-those of the whole model: for each k that is a BLEU and a time. The k that is chosen is the largest up to which no smaller one
-loses more than is allowed, so that a lucky point behind worse ones does not decide.
+those of the whole model: for each k that is a BLEU and a time. The k that is chosen is the largest that loses no more than is
+allowed, itself and in the mean of its neighbourhood: curves are noisy, and a lucky point should not decide.
 """
 
 # N sentences
@@ -18,6 +18,8 @@ from lamina.metrics.bleu import Bleu
 
 # Room for sums in another order where no loss is allowed at all.
 TOLERANCE = 1e-9
+# Share of all points on either side of one that its mean is taken over.
+NEIGHBOURHOOD = 0.025
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,12 @@ class Curve:
 
     def chosen(self, loss: float) -> Point:
         """The one that keeps most for this loss; the first, which keeps none, if there is no other."""
-        found = self.points[0]
-        for point in self.points:
-            if point.bleu < self.whole - loss - TOLERANCE:
-                break
-            found = point
-        return found
+        lowest = self.whole - loss - TOLERANCE
+        scores = np.array([point.bleu for point in self.points])
+        reach = int(NEIGHBOURHOOD * len(scores))
+        good = [place for place, score in enumerate(scores)
+                if score >= lowest and scores[max(0, place - reach) : place + reach + 1].mean() >= lowest]
+        return self.points[max(good, default=0)]
 
     def shown(self, number: int) -> list[Point]:
         """About so many of them, evenly spaced, both ends among them."""
