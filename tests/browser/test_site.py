@@ -85,7 +85,7 @@ def test_search_works_without_a_network(chromium, site, site_url, is_served):
     page.goto(f"{site_url}/index.html" if is_served else (site / "index.html").as_uri())
     page.fill("[data-md-component=search-query]", "LayerDrop")
     found = page.locator(".md-search-result__link").first
-    found.wait_for(state="attached", timeout=15000)
+    found.wait_for(state="attached", timeout=60_000)
     assert "layerdrop" in found.get_attribute("href").lower()
     page.close()
 
