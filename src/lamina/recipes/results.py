@@ -134,7 +134,7 @@ def _origins(rows: list[Row], data: str | None) -> str:
             f"```sh\n{commands}\n```\n")
 
 
-# What depends on the machine and the day: whoever repeats a run has others.
+# What depends on the machine and the day: they differ when a run is repeated.
 OWN_OPTIONS = ("--out", "--work", "--stop-after", "--commit", "--workers", "--keep-checkpoints", "--jobs")
 # What docs/ call the folder that holds the downloads, wherever it was.
 PUBLISHED_DATA = "downloads"
