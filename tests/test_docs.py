@@ -130,7 +130,11 @@ def test_the_readme_runs_from_text_to_a_score(tmp_path, monkeypatch, capsys):
     assert "| test BLEU" in output
     assert re.search(r"valid on 'valid' subset \| .*\| bleu \d", output)
     assert re.search(r"Generate test with beam=2: BLEU4 = [\d.]+, ", output)
-    for name in ("README.md", "docs/index.md"):
+    (tmp_path / "lines.en").write_text("The shop is open from Thursday to Sunday.\n")
+    for words in command_lines(read(ROOT / "docs" / "quickstart.md")):
+        if words[0] in ("interactive", "info"):
+            assert main([*words, *(["--max-len-b", "5"] if words[0] == "interactive" else [])]) == 0, words
+    for name in ("README.md", "docs/index.md", "docs/quickstart.md"):
         (block,) = fenced(read(ROOT / name), "python")
         exec(compile(block, name, "exec"), {})
         assert capsys.readouterr().out.strip(), name

@@ -7,13 +7,16 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import compatibility
 import write_option_types
 from lamina.command_line import COMMANDS, load
 from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, REFUSED_VALUES, Retired, retired_for
+from lamina.config.packaged_recipes import all_corpora
 from lamina.fields import Leaf, default_text, flatten, leaves, unique_leaves
-from lamina.recipes.recipe_file import find_recipe
+from lamina.recipes.origins import origin
+from lamina.recipes.recipe_file import find_dataset, find_recipe
 from lamina.recipes.results import PUBLISHED_DATA, RUN, Row, read_rows, section
 from lamina.registry import register
 
@@ -38,10 +41,10 @@ MIGRATING_INTRODUCTION = """\
 `lamina train`. The rest of the line stays; `average_checkpoints.py` becomes `lamina average`, and
 `eval_lm.py` or `fairseq-eval-lm` becomes `lamina eval-lm`.
 
-An option of fairseq, from 0.9 to main, or of the surface-fusion and Admin forks either does what it did, under its name or an
-alias; or it is *retired*: accepted, with one line that says why it has no effect; or it is *refused*, because the run would
-not be the one you asked for. The tables below list them all, and a test walks through them. Any other option is an error that
-names the nearest one.
+An option of fairseq, from 0.9 to main, or of the surface-fusion and Admin forks, either does what it did, under its name or
+an alias; or it is *retired*: accepted, with one line that says why it has no effect; or it is *refused*, because the run
+would not be the one you asked for. The tables below list them all, and a test walks through them. Any other option is an
+error that names the nearest one.
 
 ## What carries over
 
@@ -51,7 +54,7 @@ names the nearest one.
 - **Dictionaries** (`dict.LANG.txt`) and subword-nmt codes (`--bpe-codes`), in fairseq's order and format.
 - **Checkpoints** of fairseq 0.9 to main and of the surface-fusion and Admin forks: `--path`, `--restore-file`,
   `--finetune-from-model` and `lamina.load` take them as they are, and `lamina convert` makes them native
-  ([interoperability](interop.md)). They give the references' log-probabilities to 2e-6.
+  ([interoperability](interop.md)). Log-probabilities agree with fairseq's to 2e-6.
 
 ## What differs on purpose
 
@@ -63,7 +66,7 @@ Defaults:
 | `--optimizer`, `--lr-scheduler`, `--lr` | `nag`, `fixed`, 0.25 | `adam`, `inverse_sqrt`, 0.0005 |
 | `--log-interval` | 1000 | 100 |
 | `--init-token`, `--separator-token` | none | 0, 2; -1 means none |
-| `--workers` of preprocess | 1 | one a core |
+| `--workers` of preprocess | 1 | one per core |
 
 `--criterion` is `cross_entropy` by default, as in fairseq: label smoothing needs `--criterion
 label_smoothed_cross_entropy --label-smoothing 0.1`.
@@ -76,43 +79,44 @@ Training:
   to it; warm-up, which begins below it, stops nothing. It is looked at after each update. `--stop-min-lr` stops under any
   schedule.
 - **`inverse_sqrt` with `--warmup-updates 0`** decays from the first update on; fairseq's rate stays 0. `linear` ends at 0
-  or at `--min-lr`; that of `radam_fairseq` goes on below zero.
+  or at `--min-lr`; that of `radam_fairseq` continues below zero.
 - **`--optimizer radam`** follows its authors' code and not their paper: no step while rho < 5, where the paper takes
   momentum steps and draws the line at 4.
 - **`--optimizer nag`** keeps its velocity in units of the gradient. The rule is fairseq's, without its rescaling when the
   rate changes.
-- **Batches mix sentences of all lengths**, wherever they are computed, and have no padding: pairs lie one behind the other
-  in a row of up to `--max-tokens` of each side, so that an epoch has fewer and fuller updates than fairseq's. fairseq sorts by
-  length, pads, and shuffles whole batches, as `--batch-order length` does: an update sees sentences of one length, and
-  Post-LN learns far more slowly ([why](performance.md#batches)). Labelled sentences and blocks of text are padded in both.
+- **Batches mix sentences of all lengths**, on GPUs and CPUs, and have no padding: pairs lie one after the other
+  in a row of up to `--max-tokens` of each side, so that an epoch has fewer and fuller updates than fairseq's. fairseq sorts
+  by length, pads, and shuffles whole batches, as `--batch-order length` does: an update sees sentences of one length, and
+  Post-LN learns far more slowly ([why](performance.md#batches)). Labelled sentences, and blocks of text that differ in
+  length, are mixed too.
 - **Data order** follows from `--seed` and the epoch alone, but it is not fairseq's order. The last, smaller batch of an
   epoch is used like the others.
 - **Too long pairs** are left out of training, and a line says how many and which. Too long validation pairs stop the run,
-  unless `--skip-invalid-size-inputs-valid-test` lets it go on without them, again naming them.
+  unless `--skip-invalid-size-inputs-valid-test` lets it continue without them, naming them too.
 - **`--fp16` without a GPU** is a notice, and float32. With one, weights are float16 with float32 masters;
   `--memory-efficient-fp16` means the same as `--fp16` here. `--bf16` needs no loss scale.
 - **On a GPU, bfloat16 and packed batches are the default.** A packed batch is a mixed one whose rows have all the same
   shape. `--no-pack --fp32 --batch-order length` makes batches as fairseq does, and computes as it does without `--fp16`
   ([performance](performance.md)).
-- **A gradient that is not finite** is skipped with a warning. Ten in a row stop a float32 or bfloat16 run, and a loss scale
-  below `--min-loss-scale` a float16 run. The message names the update and the parameter, and the exit code is 2.
-- **Many GPUs**: as there, `lamina train` uses all that it sees, and torchrun and Slurm span machines ([how](multi-gpu.md)). The
-  first lines of a run say what its effective batch is.
-- **`--encoder-layers-to-keep 3`** keeps layer 3 alone, as in fairseq, also in `--model-overrides`; three layers, evenly spaced,
-  are `even:3`. Pruning one side leaves the other whole, and what a pruned model saves loads with and without the list
-  ([LayerDrop](layerdrop.md#prune-on-demand)).
+- **A gradient that is NaN or infinite** is skipped with a warning. Ten in a row stop a float32 or bfloat16 run, and a loss
+  scale below `--min-loss-scale` a float16 run. The message names the update and the parameter, and the exit code is 2.
+- **Many GPUs**: as in fairseq, `lamina train` uses all that it sees, and torchrun and Slurm span machines
+  ([how](multi-gpu.md)). The first lines of a run say what its effective batch is.
+- **`--encoder-layers-to-keep 3`** keeps layer 3 alone, as in fairseq, also in `--model-overrides`; three layers, evenly
+  spaced, are `even:3`. Pruning one side leaves the other whole, and what a pruned model saves loads with and without the
+  list ([LayerDrop](layerdrop.md#prune-on-demand)).
 - **LayerDrop** draws for each sentence which layers it leaves out. fairseq draws for each batch, as `--layerdrop-draws batch`
   does ([LayerDrop](layerdrop.md#who-leaves-out-a-layer)).
 - **`--num-workers`** counts threads; 0 prepares batches in the main thread.
-- **Admin** (`--init-type`, of Transformer-Clinic) runs in one command: `admin` profiles, then trains. Its two steps run as they
-  are. `profile.ratio.init` lies in `--save-dir`, and as in the fork in the current folder, so that all seeds of a loop share
-  it; no later command needs it. `adaptive-profiling` and `adaptive` count padding as the fork does, `admin` leaves it out
-  ([Admin](admin.md)).
+- **Admin** (`--init-type`, of Transformer-Clinic) runs in one command: `admin` profiles, then trains. The original's two
+  steps run as they are. `profile.ratio.init` lies in `--save-dir`, and as in the fork in the current folder, so that all
+  seeds of a loop share it; no later command needs it. `adaptive-profiling` and `adaptive` count padding as the fork does,
+  `admin` leaves it out ([Admin](admin.md)).
 
 - **Masks** never cover `<s>` and `</s>`, and a random word is never `<mask>` ([masked language models](masked-lm.md)).
 
-The start, of fairseq 0.9 and since. Options that are left out take today's defaults in a new run; a resumed run keeps the start
-and the order of batches that its checkpoint was trained with (before there was `--batch-order`: sorted where padded).
+The start, of fairseq 0.9 and since. Options that are left out take today's defaults in a new run; a resumed run keeps the
+start and the order of batches that its checkpoint was trained with (before there was `--batch-order`: sorted where padded).
 
 | weights | how they begin |
 | --- | --- |
@@ -126,19 +130,19 @@ and the order of batches that its checkpoint was trained with (before there was 
 | masked language models | all matrices normal, 0.02, and biases zero; the matrix of `--untie-weights-roberta` as torch's own |
 | a sentence head | fairseq: torch's own; Lamina: normal, 0.02, and zero, as BERT's |
 
-All rows but the first are the same in 0.9 and main. So is `transformer_lm`: Pre-LN with a norm after the last layer, which the
-`baevski` presets leave out.
+All rows but the first are the same in 0.9 and main. So is `transformer_lm`: Pre-LN with a norm after the last layer, which
+the `baevski` presets leave out.
 
-At a width of 512 with 1,024 inside, the product of both feed-forward matrices is 2.8 times as large in 0.9 as since. The forks
-of SurfaceFusion and Admin, and the LayerDrop paper, are of 0.9: their recipes say `ffn-init: xavier`. DeepNet sets these
-weights itself, and BERT's rule all weights of masked models: `--ffn-init` is refused there.
+At a width of 512 with 1,024 inside, the product of both feed-forward matrices is 2.8 times as large in 0.9 as since. The
+forks of SurfaceFusion and Admin, and the LayerDrop paper, are of 0.9: their recipes say `ffn-init: xavier`. DeepNet sets
+these weights itself, and BERT's rule all weights of masked models: `--ffn-init` is refused there.
 
 Language models ([their page](language-models.md)):
 
-- **`adaptive_loss`** counts every word. The references leave out the second word of each band of rarer words, which they take
-  for padding there, and give it a zero vector at the input.
+- **`adaptive_loss`** counts every word. fairseq leaves out the second word of each band of rarer words, which it takes for
+  padding there, and gives it a zero vector at the input.
 - **Blocks do not run from one file into the next** (train, train1, ..).
-- **`eval-lm`** reads as many tokens at a time as the model takes unless `--tokens-per-sample` says otherwise, and prints its
+- **`eval-lm`** reads as many tokens at once as the model takes unless `--tokens-per-sample` says otherwise, and prints its
   loss in bits, as later fairseq does. By word, one that a block cuts in two counts once, not twice.
 - **A prompt's length is no part of `--max-len-b` and `--min-len`** in `interactive`.
 
@@ -151,38 +155,36 @@ Text:
 
 ## Resuming
 
-`lamina train` goes on from `checkpoint_last.pt` in `--save-dir` if there is one, on CPU to the same bits as a run that never
-stopped. `--restore-file NAME` looks in `--save-dir`, then for NAME as a path; a file that does not exist means a fresh
-start, as in fairseq's scripts, with a warning at the beginning and at the end. All options are those of the new command line:
-what it leaves out takes its default, not the checkpoint's value.
+`lamina train` resumes from `checkpoint_last.pt` in `--save-dir` if there is one, on a CPU with the same bits as a run that
+never stopped. `--restore-file NAME` looks in `--save-dir`, then for NAME as a path; a file that does not exist means a
+fresh start, as in fairseq's scripts, with a warning at the beginning and at the end. All options are those of the new
+command line: what it leaves out takes its default, not the checkpoint's value.
 
 | option | what it does on resuming |
 | --- | --- |
-| `--reset-optimizer` | weights and epoch stay; optimizer, loss scale, count of updates, best score and patience begin anew |
-| another metric, criterion or validation set | the best score and patience begin anew, and a line says so |
+| `--reset-optimizer` | weights and epoch stay; optimizer, loss scale, count of updates, best score and patience start over |
+| another metric, criterion or validation set | the best score and patience start over, and a line says so |
 | `--reset-lr-scheduler` | the schedule begins at this update |
 | `--reset-dataloader` | the data begins at epoch 1 |
 | `--reset-meters` | best score, patience and training time are forgotten |
-| `--restore-file FILE` of another task | its weights, and the rest afresh: `sentence_prediction` begins from `masked_lm` |
+| `--restore-file FILE` of another task | its weights alone: `sentence_prediction` begins from `masked_lm` |
 | `--finetune-from-model FILE` | only without a checkpoint to resume: its weights alone; not beside `--restore-file` |
 
 ## A recipe instead of a long line
 
 `--config recipe.yaml` reads flat `flag: value` lines, or the `train` section of a [recipe](recipes.md); flags on the command
 line win over it. `lamina train ...
---print-config` prints the resolved configuration in that form and stops, so any line can be turned into a recipe. A recipe
-takes an option's main name, with `-` or `_`, and `no-NAME` for a switch; aliases and retired options are for the command
-line only."""
+--print-config` prints the resolved configuration in that form and stops, so any line can be turned into a recipe. A key
+is an option's name or alias, with `-` or `_`, and `no-NAME` for a switch. Retired options have no effect there either."""
 
 COMPATIBILITY_INTRODUCTION = """\
 # What goes with what
 
-Every task with every technique through every step, tried by a test on small models: *yes* means that the step works, *no* that
-a command says why not and writes nothing. The flags behind the names: SurfaceFusion is `--surfacefusion att`, transparent is
-`--transparent-attention` ([layer fusion](fusion.md)); Pre-LN is `--encoder-normalize-before` and its twin for the decoder,
-Admin is `--init-type admin` on Post-LN ([Admin](admin.md)); LayerDrop is `--encoder-layerdrop` and its twin
-([LayerDrop](layerdrop.md)). Other ways in and out are on the page about [interoperability](interop.md).
-The steps:"""
+Every task with every technique through every step, tried by a test on small models: *yes* means that the step works, *no*
+that a command says why not and writes nothing. The flags behind the names: SurfaceFusion is `--surfacefusion att`,
+transparent is `--transparent-attention` ([layer fusion](fusion.md)); Pre-LN is `--encoder-normalize-before` and its twin
+for the decoder, Admin is `--init-type admin` on Post-LN ([Admin](admin.md)); LayerDrop is `--encoder-layerdrop` and its
+twin ([LayerDrop](layerdrop.md)). Other ways in and out are on the page about [interoperability](interop.md). The steps:"""
 
 STATUS_LEGEND = """\
 *same*: the same name. *alias*: another spelling of the option named. *retired*: accepted, has no effect. *refused*: an
@@ -194,8 +196,8 @@ OTHERS = "Of fairseq's other tasks and models, of the forks and of later release
 
 def pages() -> dict[str, str]:
     """File name -> content."""
-    return {"options.md": options_page(), "migrating.md": migrating_page(), "compatibility.md": compatibility_page(),
-            **{command_file(name): command_page(name) for name in COMMANDS}}
+    return {"options.md": options_page(), "corpora.md": corpora_page(), "migrating.md": migrating_page(),
+            "compatibility.md": compatibility_page(), **{command_file(name): command_page(name) for name in COMMANDS}}
 
 
 # -- compatibility.md
@@ -232,6 +234,44 @@ def options_page() -> str:
     return "\n\n".join([NOTE, OPTIONS_INTRODUCTION, commands, "## Presets of --arch", _presets_table()]) + "\n"
 
 
+CORPORA_INTRODUCTION = """\
+# Corpora of the recipes
+
+Where the files come from that `lamina recipe run NAME --data FOLDER` reads. Nothing is downloaded for you. Files lie in
+`FOLDER` under these names, packed or unpacked. `build.py` is [recipes/data/build.py](../recipes/data/build.py): it downloads
+public files, compares each with a checksum that was verified here, and builds the corpus byte for byte as ours was:
+
+```sh
+python recipes/data/build.py multi30k_bpe dialogsum --into downloads
+```
+
+The addresses of archives were not tried, since this project is tested without a network, and *not verified here* stands where
+no checksum could be compared. `lamina recipe prepare` prints the SHA-256 of each archive, and `corpus.json` keeps it.
+
+*Not published* means that only we have the file. Scores on such a corpus compare between our runs alone."""
+
+
+def corpora_page() -> str:
+    """Each corpus of recipes/data with the files that it needs."""
+    blocks = [NOTE, CORPORA_INTRODUCTION]
+    for name in all_corpora():
+        dataset = find_dataset(name)
+        rows = []
+        for names in dataset.files:
+            own = origin(dataset.downloads, names)
+            assert own is not None, f"recipes/data/{name}.yaml does not say where {names} comes from"
+            how = f"`build.py {own.build}`" if own.build else own.own or _linked(own.url) or "not published"
+            remarks = [remark for remark in (own.checksum(), _linked(own.note)) if remark]
+            rows.append((f"`{names.replace('|', '` or `')}`", how, " ".join(map(_sentence, remarks))))
+        blocks += [f"## {name}", _sentence(dataset.about), _table(("file", "from", "checksum and notes"), rows)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _linked(text: str) -> str:
+    """Addresses are long: the name of the host stands for them."""
+    return re.sub(r"https?://\S+", lambda match: f"[{urlsplit(match[0]).hostname}]({match[0]})", text)
+
+
 def command_page(name: str) -> str:
     blocks = [NOTE, f"# lamina {name}", _sentence(COMMANDS[name].help)]
     topics = _topics(config_class(name))
@@ -240,8 +280,9 @@ def command_page(name: str) -> str:
             blocks.append(f"## {topic}")
         if remark:
             blocks.append(_sentence(remark))
-        blocks.append(_table(("option", "default", "meaning", "paper"),
-                             [_option_row(config_class(name), leaf) for leaf in rows]))
+        table = [_option_row(config_class(name), leaf) for leaf in rows]
+        columns = 4 if any(row[3] for row in table) else 3  # few options are of a paper
+        blocks.append(_table(("option", "default", "meaning", "paper")[:columns], [row[:columns] for row in table]))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -415,6 +456,7 @@ def _recipe_page(name: str, rows: Sequence[Row], folder: Path) -> str:
         blocks.append(f"Published: {recipe.published}.")
     blocks += [f"![{title}: {what}](../figures/{name}{ending}.svg)" for ending, what in (("", "scores"), ("-loss", "losses"))
                if (folder / "figures" / f"{name}{ending}.svg").exists()]
+    blocks.append(f"Corpus: [{recipe.data.name}](../corpora.md#{recipe.data.name}).")
     return "\n\n".join([*blocks, section(name, rows, PUBLISHED_DATA).strip()]) + "\n"
 
 

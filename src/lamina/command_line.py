@@ -6,6 +6,8 @@ Modules are named here as text and imported when they are asked for: recipes and
 from __future__ import annotations
 
 import importlib
+import shutil
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -25,7 +27,7 @@ COMMANDS = {
     "preprocess": Command("lamina.config.preprocess_options:PreprocessConfig", "lamina.commands.preprocess:run",
                           "turn text into a data folder; learn and apply subwords"),
     "train": Command("lamina.config.train_options:TrainConfig", "lamina.commands.train:run",
-                     "train a model on a data folder, or go on where it stopped"),
+                     "train a model on a data folder, or resume a run"),
     "average": Command("lamina.config.tool_options:AverageConfig", "lamina.commands.average:run",
                        "average the weights of several checkpoints into one"),
     "convert": Command("lamina.config.tool_options:ConvertConfig", "lamina.commands.convert:run",
@@ -37,13 +39,13 @@ COMMANDS = {
     "prune": Command("lamina.config.prune_options:PruneConfig", "lamina.commands.prune:run",
                      "write a smaller checkpoint that keeps some layers, named or found on data"),
     "score": Command("lamina.config.score_options:ScoreConfig", "lamina.commands.score:run",
-                     "measure how close translations come to references"),
+                     "score translations against references"),
     "generate": Command("lamina.config.generate_options:GenerateConfig", "lamina.commands.generate:run",
                         "translate a split of a data folder and score the translations"),
     "interactive": Command("lamina.config.generate_options:InteractiveConfig", "lamina.commands.interactive:run",
-                           "translate lines, or continue prompts, as they come from a person, a pipe or a file"),
+                           "translate lines, or continue prompts, from a terminal, a pipe or a file"),
     "rescore": Command("lamina.config.generate_options:RescoreConfig", "lamina.commands.rescore:run",
-                       "say how likely a model finds given translations"),
+                       "score given translations with a model"),
     "calibrate": Command("lamina.config.calibrate_options:CalibrateConfig", "lamina.commands.calibrate:run",
                          "find out when few layers translate well enough, for `generate --cascade` and `serve`"),
     "serve": Command("lamina.config.serve_options:ServeConfig", "lamina.commands.serve:run",
@@ -57,9 +59,9 @@ COMMANDS = {
     "analyze depth": Command("lamina.config.analyze_options:AnalyzeDepthConfig", "lamina.commands.analyze_depth:run",
                              "show what makes a model hard to train deep, as figures on a page"),
     "recipe list": Command("lamina.config.recipe_options:RecipeListConfig", "lamina.commands.recipe:show_list",
-                           "show the experiments that there are"),
+                           "list the experiments that come with Lamina"),
     "recipe run": Command("lamina.config.recipe_options:RecipeRunConfig", "lamina.commands.recipe:run",
-                          "run an experiment from downloads to a row of results, or go on where it stopped"),
+                          "run an experiment from downloads to a row of results, or resume one"),
     "recipe prepare": Command("lamina.config.recipe_options:RecipePrepareConfig", "lamina.commands.recipe:prepare",
                               "turn a corpus as it is downloaded into the text that `lamina preprocess` takes"),
     "recipe table": Command("lamina.config.recipe_options:RecipeTableConfig", "lamina.commands.recipe:show_table",
@@ -79,11 +81,15 @@ def load(reference: str) -> object:
 def overview(group: str = "") -> str:
     """All commands, or those of a group."""
     chosen = {name: command for name, command in COMMANDS.items() if name.startswith(group)}
-    width = max(map(len, chosen))
-    rows = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in chosen.items())
+    width = max(map(len, chosen)) + 4
+    columns = max(60, shutil.get_terminal_size((110, 24)).columns - 2)
+    rows = "\n".join(
+        textwrap.fill(command.help, columns, initial_indent=f"  {name}".ljust(width), subsequent_indent=" " * width)
+        for name, command in chosen.items())
+    closing = ("`lamina COMMAND --help` shows a command's options, `--help WORD` searches them, `--help-all` lists them all. "
+               "`lamina --version` prints the version.")
     return (f"usage: lamina {group or 'COMMAND '}...\n\nDeep, fused and prunable Transformers.\n\n{rows}\n\n"
-            "`lamina COMMAND --help` shows a command's options, `--help WORD` searches them, `--help-all` lists them all.\n"
-            "`lamina --version` prints the version.")
+            f"{textwrap.fill(closing, columns, break_on_hyphens=False)}")
 
 
 def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -116,11 +122,11 @@ def guarded(work: Callable[[], int | None]) -> int:
         return 2
     except OSError as error:
         if isinstance(error, BrokenPipeError) and (gone := console.streams_without_reader()):
-            # Whoever read our results (head, less) left before their end: what is missing is missing, as for other commands.
+            # The reader of our results (head, less) left before their end, as happens to other commands.
             for stream in gone:
                 console.discard(stream)
             return console.WITHOUT_READER
-        # Of a file or folder that a person named, most likely; what has no name is our own defect.
+        # Of a file or folder that a person named, most likely; what has no name is a bug of ours.
         if error.filename is None and error.errno not in console.STREAM_ERRORS:
             raise
         what = f"{error.filename}: {error.strerror}" if error.filename is not None else (
@@ -133,7 +139,7 @@ def guarded(work: Callable[[], int | None]) -> int:
 
 
 def execute(words: list[str]) -> int:
-    """Run a command; what goes wrong is raised, for whoever can do more about it than print it."""
+    """Run a command; what goes wrong is raised, for callers that can do more about it than print it."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0

@@ -45,7 +45,7 @@ def opened(chromium):
         context = chromium.new_context(viewport={"width": width, "height": 900}, **options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda said: "Content Security Policy" in said.text and wrong.append(said.text))
         page.on("request", lambda asked: asked.url.startswith(url) or wrong.append(asked.url))

@@ -128,7 +128,7 @@ def test_files_that_do_not_fit(folder, capsys):
     message = error(capsys, "--sys", "sys", "--ref", "ref")
     assert "sys has 2 lines and ref has 3 lines" in message
     assert "sys ends with 'there is a dog in the garden .', where ref has 'There is a dog" in message
-    assert "goes on with 'it rains today'" in message
+    assert "continues with 'it rains today'" in message
     (folder / "other").write_text("one\n")
     assert "sys has 2 lines and other has 1 line;" in error(capsys, "--sys", "sys", "--ref", "other")
 
@@ -141,7 +141,7 @@ def test_every_reference_has_to_fit(folder, capsys):
 def test_empty_missing_and_damaged_files(folder, capsys, monkeypatch):
     (folder / "empty").touch()
     (folder / "latin").write_bytes(b"fine\nalso fine\ncaf\xe9\n")
-    assert "empty is empty; expected one sentence a line" in error(capsys, "--sys", "empty", "--ref", "ref")
+    assert "empty is empty; expected one sentence per line" in error(capsys, "--sys", "empty", "--ref", "ref")
     assert "empty is empty" in error(capsys, "--sys", "sys", "--ref", "empty")
     assert "there is no file nowhere" in error(capsys, "--sys", "sys", "--ref", "nowhere")
     assert "cannot be read: " in error(capsys, "--sys", str(folder), "--ref", "ref")

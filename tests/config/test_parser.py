@@ -15,6 +15,7 @@ from lamina.config.parser import parse, resolve, spelled_out
 from lamina.config.train_options import TrainConfig
 from lamina.errors import ConfigError
 from lamina.fields import flatten, unique_leaves
+from lamina.recipes.recipe_file import find_recipe
 from lamina.registry import register
 
 
@@ -227,6 +228,26 @@ def test_help_about_an_unknown_word_says_so(capsys):
 def test_everyday_options_exist(command):
     names = {leaf.name for leaf in unique_leaves(load(COMMANDS[command].config))}
     assert set(EVERYDAY[command].split()) <= names
+
+
+# What few would change, even of those who repeat a paper.
+RARELY = {"ffn-init", "lr-shrink", "stop-min-lr", "skip-invalid-size-inputs-valid-test"}
+
+
+@pytest.mark.parametrize("recipe", ["wmt16_en_ro_surfacefusion", "iwslt14_de_en_admin", "wmt14_en_de_admin",
+                                    "wikitext103_layerdrop", "wmt_en_de_layerdrop"])
+def test_help_shows_the_options_of_the_published_commands(recipe):
+    train = {key for run in find_recipe(recipe).variants.values() for key in run.train}
+    assert {leaf for leaf in train if not leaf.startswith("no-")} - RARELY <= set(EVERYDAY["train"].split())
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_the_overview_fits_the_terminal(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= columns
+    assert "  fold" in shown
 
 
 @pytest.mark.parametrize("columns", [80, 100])

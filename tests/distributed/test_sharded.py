@@ -91,7 +91,7 @@ def test_a_run_is_that_of_one_process(runs, name):
 
 def test_groups_that_do_not_divide_the_ranks_are_refused(runs):
     said = "".join((runs / f"{rank}.err").read_text() for rank in range(4))
-    assert said.count("--fsdp-size is 3, and 4 ranks cannot be dealt out in groups of that size") == 1
+    assert said.count("--fsdp-size is 3, and 4 ranks cannot be split into groups of that size") == 1
     assert said.count("--optimizer muon puts matrices together among all ranks, and --fsdp-size 2 keeps several copies") == 1
 
 

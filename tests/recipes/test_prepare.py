@@ -133,4 +133,4 @@ def test_an_unknown_corpus_and_a_folder_without_it(tmp_path, capsys):
         find_dataset("multi30k-bpe")
     assert main(["recipe", "prepare", "iwslt14_de_en", "--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith(f"error: {tmp_path} has no de-en.tgz (with train.tags.de-en.de in it)")
+    assert error.startswith(f"error: {tmp_path} has no de-en.tgz (http://dl.fbaipublicfiles.com")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -78,10 +79,23 @@ def _replaced_output(part: torch.nn.Module, replacement: Callable[..., Any]) -> 
 class Quality(NamedTuple):
     """How good a model is on some data."""
 
-    loss: float  # bits a token
+    loss: float  # bits per token
     bleu: BleuScore | None = None  # with the length of the translations
     value: float | None = None  # of the figure that was asked for
     signature: str = ""  # of that one
+    by_batch: tuple[tuple[float, int], ...] = ()  # losses in bits per token, and the tokens that they are of
+
+
+def loss_change(without: Quality, whole: Quality) -> tuple[float, float]:
+    """How much more is lost, in bits per token, and the standard error of that over batches; NaN of fewer than three."""
+    change = without.loss - whole.loss
+    pairs = zip(without.by_batch, whole.by_batch, strict=True)
+    rows = [((own - other) * tokens, tokens) for (own, tokens), (other, _) in pairs]
+    if len(rows) < 3:
+        return change, math.nan
+    # Of a ratio of sums: batches with more tokens count for more.
+    squares = sum((difference - change * tokens) ** 2 for difference, tokens in rows)
+    return change, math.sqrt(squares * len(rows) / (len(rows) - 1)) / sum(tokens for _, tokens in rows)
 
 
 class Judge:
@@ -101,9 +115,11 @@ class Judge:
 
     def quality(self) -> Quality:
         with_progress = self._counted()
+        by_batch = tuple((validation_loss(self.model, [batch], CrossEntropy())["nll_loss"], batch.num_target_tokens)
+                         for batch in (self.batches if self.search is not None else with_progress))
+        loss = sum(own * tokens for own, tokens in by_batch) / sum(tokens for _, tokens in by_batch)
         if self.search is None:
-            return Quality(validation_loss(self.model, with_progress, CrossEntropy())["nll_loss"])
-        loss = validation_loss(self.model, self.batches, CrossEntropy())["nll_loss"]
+            return Quality(loss, by_batch=by_batch)
         hypotheses: list[str] = []
         references: list[str] = []
         for batch in with_progress:
@@ -111,7 +127,8 @@ class Judge:
             references += [self.text_of(row, is_reference=True) for row in batch.target_out.tolist()]
         inputs = MetricInputs(is_tokenized=self.bleu.is_tokenized)
         score = metric_of(self.figure).corpus(hypotheses, [references], inputs)
-        return Quality(loss, self.bleu.corpus(hypotheses, [references]), score.values[self.figure], score.signature)
+        return Quality(loss, self.bleu.corpus(hypotheses, [references]), score.values[self.figure], score.signature,
+                       by_batch)
 
     def _counted(self) -> Iterator[Batch]:
         for batch in self.batches:

@@ -16,14 +16,27 @@ from lamina.files import whole_file
 
 PAGE_NAME, SUMMARY_NAME = "index.html", "summary.csv"
 
+# The fonts and colours of the documentation's site.
 STYLE = """\
-body { font: 16px/1.5 Georgia, serif; color: #222; max-width: 46rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
-table { border-collapse: collapse; } td, th { text-align: left; vertical-align: top; padding: .1rem 1rem .1rem 0; }
-th { font-weight: normal; color: #555; } code, pre { font: .85rem/1.5 monospace; }
-pre { white-space: pre-wrap; background: #f4f4f4; padding: .6rem .8rem; }
-img { display: block; max-width: 100%; margin: .8rem 0; } .absent { color: #555; }
-@media print { body { margin: 0; } section { break-inside: avoid; } }"""
+:root { color-scheme: light dark; --ground: #fff; --text: #202124; --muted: #5b6068; --line: #d9dce1; --sunk: #f5f5f5;
+  --link: #0b5cad; --accent: #d55e00; --head: #1f3a5f; }
+@media (prefers-color-scheme: dark) { :root { --ground: #1b1f27; --text: #e2e4e9; --muted: #a3a8b3; --line: #3a404c;
+  --sunk: #252a34; --link: #8db8e8; --accent: #f0a060; --head: #c9daf0; } }
+body { font: 16px/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; color: var(--text);
+  background: var(--ground); max-width: 46rem; margin: 2rem auto 4rem; padding: 0 1rem; overflow-wrap: anywhere; }
+h1, h2 { color: var(--head); line-height: 1.25; } h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.8rem; }
+a { color: var(--link); }
+nav ol { columns: 2 16rem; padding-left: 1.3rem; margin: 1rem 0; }
+table { border-collapse: collapse; font-size: .92rem; }
+td, th { text-align: left; vertical-align: top; padding: .15rem 1rem .15rem 0; min-width: 5rem; }
+td { font-variant-numeric: tabular-nums; }
+th { font-weight: normal; color: var(--muted); }
+code, pre { font: .82rem/1.5 ui-monospace, "SF Mono", "Cascadia Mono", Menlo, Consolas, "Noto Sans Mono", monospace; }
+pre { white-space: pre-wrap; background: var(--sunk); padding: .7rem .9rem; border-radius: .3rem; }
+img { display: block; max-width: 100%; height: auto; margin: .9rem 0; background: #fff; border-radius: .3rem; }
+.absent { color: var(--muted); }
+.conclusion { border-left: .25rem solid var(--accent); padding: .1rem 0 .1rem .9rem; }
+@media print { body { margin: 0; } nav { display: none; } section { break-inside: avoid; } }"""
 
 
 @dataclass(frozen=True)
@@ -33,6 +46,7 @@ class Section:
     name: str  # of its files: NAME.png, NAME.csv
     title: str
     text: str
+    conclusion: str = ""  # what to take from it, and what not
     figure: Any = None
     alt: str = ""  # what the figure shows, for those who do not see it
     columns: Sequence[str] = ()
@@ -70,7 +84,7 @@ def write_page(folder: Path, *, title: str, about: Mapping[str, str], command: s
         writer.writerows((section.name, name, f"{value:.8g}" if isinstance(value, float) else value)
                          for section in sections for name, value in section.facts.items())
     with whole_file(folder / PAGE_NAME) as part:
-        part.write_text(_page(title, about, command, body), encoding="utf-8")
+        part.write_text(_page(title, about, command, [_contents(sections), *body]), encoding="utf-8")
     return [*written, folder / SUMMARY_NAME, folder / PAGE_NAME]
 
 
@@ -88,6 +102,11 @@ def _page(title: str, about: Mapping[str, str], command: str, body: Sequence[str
         f"<pre>{escape(command)}</pre>", *body, "</body>", "</html>", ""))
 
 
+def _contents(sections: Sequence[Section]) -> str:
+    items = (f'<li><a href="#{section.name}">{escape(section.title)}</a></li>' for section in sections)
+    return "\n".join(('<nav aria-label="Contents"><ol>', *items, "</ol></nav>"))
+
+
 def _section(section: Section, image: Path | None) -> str:
     lines = [f'<section id="{section.name}">', f"<h2>{escape(section.title)}</h2>"]
     kind = "" if image else ' class="absent"'
@@ -96,6 +115,8 @@ def _section(section: Section, image: Path | None) -> str:
         content = base64.b64encode(image.read_bytes()).decode("ascii")
         lines.append(f'<img alt="{escape(section.alt)}" style="width: {_inches(section.figure):.2f}in" '
                      f'src="data:image/png;base64,{content}">')
+    if section.conclusion:
+        lines.append(f'<p class="conclusion">{escape(section.conclusion)}</p>')
     if section.facts:
         lines.append(_table({name: shown(value) for name, value in section.facts.items()}))
     if image is not None:

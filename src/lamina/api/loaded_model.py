@@ -109,7 +109,7 @@ class LoadedModel(Generic[M]):
         if dtype is None and (isinstance(device, torch.dtype) or device in SPELLINGS):  # as torch's own `to` takes it
             device, dtype = None, device
         with self._turn():
-            target = self.device if device is None else parse_device(device)
+            target = self.device if device is None else parse_device(device)  # type: ignore[arg-type]
             chosen = parse_dtype(dtype) or self.dtype
             for number, model in enumerate(self.models):
                 is_more_exact = self._masters and chosen.itemsize > self.dtype.itemsize

@@ -148,8 +148,8 @@ def writing_dtype(device: torch.device) -> torch.dtype | None:
 def warn_of_lost(number: int, total: int, warn: Callable[[str], object]) -> None:
     """Say how many sentences a search found nothing for."""
     if number:
-        warn(f"{number} of {total} sentences have no result: the model computed no numbers for them. If it does so in float16 "
-             "(--fp16, the default on a GPU), its values may be too large there: try --bf16 or --fp32.")
+        warn(f"{number} of {total} sentences have no result: the model's scores for them are NaN or infinite. In float16 "
+             "(--fp16, the default on a GPU) values may be too large: try --bf16 or --fp32.")
 
 
 def silent(message: str) -> None:

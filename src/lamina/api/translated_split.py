@@ -104,7 +104,7 @@ class TranslatedSplit:
         warn_of_lost(num_lost, len(sources), console.warn)
 
     def _scored(self, ranks: Ranks) -> Iterator[Found]:
-        """As `_searched`, of the references."""
+        """As `_searched`, of the reference translations."""
         rows = [(example.source, example.target) for example in self.examples]
         max_tokens, batch_size = self._limits()
         with console.progress("translating", len(rows)) as advance:

@@ -145,7 +145,7 @@ class _Segmented:
         self.old_library, self.new_library = (
             library_behind(vocabulary.symbols[FIRST_WORD_ID:]) if library_of(subword).name == Whitespace.kind
             else library_of(subword) for vocabulary, subword in ((old, old_subword), (new, new_subword)))
-        # By the text of a piece, whether a word begins with it, and whether the word goes on behind it.
+        # By the text of a piece, whether a word begins with it, and whether the word continues behind it.
         self.ids: dict[tuple[str, bool, bool], int] = {}
         self.any_id: dict[str, int] = {}
         for number, symbol in enumerate(old.symbols[FIRST_WORD_ID:], start=FIRST_WORD_ID):

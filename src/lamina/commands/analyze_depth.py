@@ -49,9 +49,11 @@ def run(config: AnalyzeDepthConfig) -> None:
     # All of it before the first file: what fails leaves an earlier page as it was.
     sections = [dependency_section(sums), _change(config, subject, sums),
                 gradient_section(gradient_norms(subject.model, subject.batch)), variance_section(sums)]
+    flat = flatten(config)
+    implied = flatten(resolve(AnalyzeDepthConfig, {name: flat[name] for name in ("out", "arch", "task")}).model)
     title = f"Depth in {config.checkpoint or f'a fresh {config.arch}'}"
     written = write_page(folder, title=title, about=_about(config, subject), sections=sections,
-                         command=spelled_out("lamina analyze depth", config))
+                         command=spelled_out("lamina analyze depth", config, implied))
     if config.json:
         write_figures(config.json, figures_of(sections))
     console.notice(f"wrote {len(written)} files to {folder}; open {folder / PAGE_NAME}")

@@ -36,6 +36,8 @@ from lamina.text.subword import Whitespace
 from lamina.text.tokenizer import looks_tokenized
 from lamina.traits import PAIRS
 
+FEWEST_BATCHES = 20
+
 
 def run(config: AnalyzeFusionConfig) -> None:
     subject = open_subject(config.checkpoint, config.data, seed=config.seed, cpu=config.cpu)
@@ -77,10 +79,16 @@ def open_subject(path: str, data: AnalyzedData, *, seed: int, cpu: bool) -> Subj
     translator = Translator([model], checkpoint.vocabularies(), checkpoint.subword_models(),
                             languages=checkpoint.languages, device=device)
     examples = _drawn(data, translator, path, seed)
-    max_tokens = data.max_tokens or (None if data.max_sentences else DEFAULT_MAX_TOKENS)
+    longest = [max(example, key=len) for example in examples]
+    max_tokens = data.max_tokens or (None if data.max_sentences else _tokens_of_a_batch([len(side) for side in longest]))
     batches = [collate([examples[index] for index in indices], indices).to(device)
-               for indices in length_batches([max(example, key=len) for example in examples], max_tokens, data.max_sentences)]
+               for indices in length_batches(longest, max_tokens, data.max_sentences)]
     return Subject(checkpoint, translator, examples, batches)
+
+
+def _tokens_of_a_batch(lengths: list[int]) -> int:
+    """Small enough that batches differ, which says what is noise; a sentence fits."""
+    return min(DEFAULT_MAX_TOKENS, max(sum(lengths) // FEWEST_BATCHES, *lengths))
 
 
 def _drawn(data: AnalyzedData, translator: Translator, path: str, seed: int) -> list[Example]:

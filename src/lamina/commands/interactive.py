@@ -32,7 +32,7 @@ def run(config: InteractiveConfig) -> None:
     if is_typed:
         console.notice(f"type {'a prompt' if isinstance(model, LanguageModel) else 'a sentence'} and press Enter; Ctrl-D ends")
     if model.device.type == "cuda" and config.search.cuda_graphs and config.search.constraint_order is not None:
-        console.notice("--cuda-graphs is off: --constraints asks the processor at every step")
+        console.notice("--cuda-graphs is off: --constraints needs the CPU at every step")
     if isinstance(model, LanguageModel):
         _continue_prompts(config, model, buffer_size, is_typed)
     else:

@@ -97,7 +97,7 @@ def _compared(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset]
               measured: dict[str, Any]) -> Keep:
     """Shows what was compared; the best of it stays."""
     tokens = ", tokens as they stand (tok:none)" if config.measure.cuts_words and meter.counts_tokens else ""
-    unit = f"{config.measure.figure.label}{tokens}" if config.measure.is_of_texts else "loss, bits a token"
+    unit = f"{config.measure.figure.label}{tokens}" if config.measure.is_of_texts else "loss, bits per token"
     print(f"| {unit}, on {config.measure.subset}:")
     rows = [("all layers", meter.whole, quality(meter.whole)), *((name, *scored) for name, scored in found.choices.items())]
     _show(rows, kept=found.best)
@@ -114,7 +114,7 @@ def _draw(config: PruneConfig, meter: LayerMeter, quality: Callable[[Subset], fl
     with console.progress("measuring depths", num_measurements(meter.whole, stacks, width)) as advance:
         points = measure_curve(meter.whole, stacks, _counting(quality, advance), meter.tokens_per_second, width=width,
                                is_maximized=meter.is_maximized)
-    unit = config.measure.figure.label if config.measure.is_of_texts else "loss, bits a token"
+    unit = config.measure.figure.label if config.measure.is_of_texts else "loss, bits per token"
     print(f"| {unit} and target tokens a second at every depth, on {config.measure.subset}:")
     _show([(f"{point.depth} {point.choice}", point.subset, point.value, f"{point.tokens_per_second:,.0f} tokens/s")
            for point in points])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import textwrap
@@ -12,7 +13,8 @@ from lamina import console, provenance
 from lamina.config.packaged_recipes import all_names
 from lamina.config.recipe_options import RecipeListConfig, RecipePrepareConfig, RecipeRunConfig, RecipeTableConfig
 from lamina.errors import ConfigError, DataError
-from lamina.recipes.dataset import read_dataset
+from lamina.recipes.dataset import Dataset, read_dataset
+from lamina.recipes.origins import compared, origin
 from lamina.recipes.plan import Places, plan_comparisons
 from lamina.recipes.recipe_file import Recipe, find_dataset, find_recipe
 from lamina.recipes.results import FILE_NAME, read_rows, render
@@ -45,11 +47,17 @@ def show_list(config: RecipeListConfig) -> None:
 def _show_one(recipe: Recipe) -> None:
     tiers = [f"tier {tier}: {len(runs)} runs" for tier, runs in recipe.tiers.items()] or [f"{len(recipe.runs())} runs"]
     print(f"{recipe.name}: {recipe.about}", f"published: {recipe.published}" if recipe.published else "no published figures",
-          f"corpus {recipe.data.name}: {', '.join(recipe.data.archives)}",
+          f"corpus {recipe.data.name}: {recipe.data.about}", *files_in_words(recipe.data),
           f"seeds {', '.join(map(str, recipe.seeds))}; {', '.join(tiers)} (tier 1 is what decides, 2 the rest)",
           "variants:", sep="\n")
     for name, variant in recipe.variants.items():
         print(f"  {name}" + (f": {variant.about}" if variant.about else ""))
+
+
+def files_in_words(dataset: Dataset) -> list[str]:
+    """A line for each file to download: its name, and how to come by it."""
+    found = {name.replace("|", " or "): origin(dataset.downloads, name) for name in dataset.files}
+    return [f"  {name}" + (f": {own.how()}" if own is not None else "") for name, own in found.items()]
 
 
 def run(config: RecipeRunConfig) -> None:
@@ -79,7 +87,8 @@ def run(config: RecipeRunConfig) -> None:
                 print(f"\n# against {recipe.baseline}", *(found.stage.line for found in comparisons), sep="\n")
         return
     if not places.downloads.is_dir():
-        raise DataError(f"--data {places.downloads} is no folder. It should hold {', '.join(recipes[0].data.archives)}.")
+        raise DataError(f"--data {places.downloads} is no folder. It should hold {', '.join(recipes[0].data.archives)}; "
+                        f"`lamina recipe list {recipes[0].name}` says where they come from.")
     run_recipes(recipes, places, wishes_of, config.stop_after)
 
 
@@ -97,7 +106,7 @@ def chosen_runs(config: RecipeRunConfig, recipe: Recipe) -> list[tuple[str, int]
 
 def prepare(config: RecipePrepareConfig) -> None:
     from lamina.preprocess.workers import available_cores
-    from lamina.recipes.prepare import prepare
+    from lamina.recipes.prepare import REPORT_NAME, prepare
 
     is_path = config.corpus.endswith((".yaml", ".yml")) or "/" in config.corpus
     dataset = read_dataset(Path(config.corpus)) if is_path else find_dataset(config.corpus)
@@ -106,6 +115,8 @@ def prepare(config: RecipePrepareConfig) -> None:
     for split, count in counts.items():
         left_out = ", ".join(f"{number} {reason}" for reason, number in count.items() if reason != "lines")
         print(f"| {split}: {count['lines']} lines" + (f", left out: {left_out}" if left_out else ""))
+    for file, digest in json.loads((Path(config.out) / REPORT_NAME).read_text())["files"].items():
+        print(f"| {compared(file, digest, dataset.downloads)}")
     print(f"| wrote {config.out}")
 
 

@@ -93,7 +93,7 @@ def read_sentences(path: str) -> list[str]:
     except OSError as error:
         raise DataError(f"{name} cannot be read: {error.strerror or error}.") from None
     if not data:
-        raise DataError(f"{name} is empty; expected one sentence a line.")
+        raise DataError(f"{name} is empty; expected one sentence per line.")
     try:
         lines = data.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -112,7 +112,7 @@ def check_alignment(one: tuple[str, list[str]], other: tuple[str, list[str]]) ->
         return
     raise DataError(f"{_name(one[0])} has {_lines(one[1])} and {_name(other[0])} has {_lines(other[1])}; line N of one must "
                     f"belong to line N of the other. {_name(short_path)} ends with {_shown(short[-1])}, where "
-                    f"{_name(long_path)} has {_shown(long[len(short) - 1])} and goes on with {_shown(long[len(short)])}.")
+                    f"{_name(long_path)} has {_shown(long[len(short) - 1])} and continues with {_shown(long[len(short)])}.")
 
 
 def _name(path: str) -> str:

@@ -42,7 +42,7 @@ def run(config: ServeConfig) -> None:
     host, port = own.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     if not keys.are_needed and host not in ("127.0.0.1", "::1"):
-        console.warn(f"whoever reaches {shown}:{port} may use these models: there are no keys (--api-keys).")
+        console.warn(f"anyone who reaches {shown}:{port} can use these models: there are no keys (--api-keys).")
     run_server(app, service, own, grace=config.limits.grace, max_connections=config.limits.max_connections,
                trusted_proxies=config.trusted_proxies,
                started=lambda server: console.notice(f"serving on http://{shown}:{port}; Ctrl-C stops"))

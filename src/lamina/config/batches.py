@@ -33,10 +33,10 @@ class DataConfig:
     """Data."""
 
     data: str = flag(REQUIRED, "data folder made by `lamina preprocess` or fairseq-preprocess; several, separated by "
-                               "colons, are read in turn, one an epoch", positional=True)
-    source_lang: str | None = flag(None, "source language, as in the file names; found by itself where there is one pair",
+                               "colons, are read in turn, one per epoch", positional=True)
+    source_lang: str | None = flag(None, "source language, as in the file names; found automatically where there is one pair",
                                    aliases=("-s",), metavar="LANG", wants=(PAIRS,))
-    target_lang: str | None = flag(None, "target language, likewise", aliases=("-t",), metavar="LANG", wants=(PAIRS,))
+    target_lang: str | None = flag(None, "target language, found likewise", aliases=("-t",), metavar="LANG", wants=(PAIRS,))
     train_subset: str = flag("train", "split to train on; NAME1, NAME2, .. beside it are added")
     valid_subset: str = flag("valid", "splits to validate on, separated by commas; the first decides what is best")
     upsample_primary: int = flag(1, "how many times to read NAME when NAME1, .. are added")

@@ -15,12 +15,13 @@ from lamina.suggestions import suggestion
 EVERYDAY = {
     "train": """
         task arch config seed data source-lang target-lang user-dir encoder-layers decoder-layers encoder-normalize-before
-        decoder-normalize-before share-all-embeddings share-decoder-input-output-embed dropout tokens-per-sample mask-prob
-        num-classes init-type fusion surfacefusion transparent-attention encoder-layerdrop decoder-layerdrop
-        encoder-layers-to-keep decoder-layers-to-keep max-tokens update-freq criterion label-smoothing optimizer adam-betas
-        clip-norm lr lr-scheduler warmup-updates max-epoch max-update patience fp16 cpu eval-bleu best-checkpoint-metric
-        save-dir restore-file finetune-from-model save-interval-updates keep-last-epochs epoch-checkpoints log-format
-        log-interval tracker tensorboard-logdir wandb-project print-config plan""",
+        decoder-normalize-before share-all-embeddings share-decoder-input-output-embed dropout attention-dropout
+        activation-dropout sample-break-mode tokens-per-sample mask-prob num-classes init-type fusion surfacefusion sf-gate
+        sf-mode transparent-attention encoder-layerdrop decoder-layerdrop encoder-layers-to-keep decoder-layers-to-keep
+        max-tokens update-freq criterion label-smoothing optimizer adam-betas clip-norm weight-decay lr lr-scheduler min-lr
+        warmup-init-lr max-lr lr-period-updates t-mult warmup-updates max-epoch max-update patience fp16 cpu eval-bleu
+        best-checkpoint-metric save-dir restore-file finetune-from-model save-interval-updates keep-last-epochs
+        epoch-checkpoints log-format log-interval tracker tensorboard-logdir wandb-project print-config plan""",
     "generate": """
         data source-lang target-lang gen-subset max-tokens batch-size path model-overrides encoder-layers-to-keep
         decoder-layers-to-keep cascade cpu quantize beam nbest lenpen max-len-a max-len-b sampling sampling-topp

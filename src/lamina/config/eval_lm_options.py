@@ -22,7 +22,7 @@ class EvalData:
                                    aliases=("-s",), metavar="LANG")
     target_lang: str | None = flag(None, "accepted as in fairseq, likewise", aliases=("-t",), metavar="LANG")
     subset: str = flag("test", "split to evaluate", name="gen-subset")
-    block_size: int | None = flag(None, "most tokens that are read at a time, the context included; as many as the model takes "
+    block_size: int | None = flag(None, "most tokens that are read at once, the context included; as many as the model takes "
                                         "if left out", name="tokens-per-sample")
     break_mode: str = flag("none", "where a block may end: anywhere (none), after a sentence (complete), also at the end of "
                                    "its document, an empty line (complete_doc), or after each sentence (eos)",

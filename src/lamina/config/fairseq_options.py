@@ -135,13 +135,13 @@ _NO_LEGACY = "it belongs to masked language models older than RoBERTa; here is -
 _NO_RANKING = "sentences are classified (--task sentence_prediction), not ranked"
 _NO_SIMULTANEOUS = "translation starts when the source is read to its end"
 _NO_SPEECH = "models read text, and there are none of speech"
-_IN_DATA = "how text is cut into subwords is told to `lamina preprocess`, and the data folder and checkpoints remember it"
+_IN_DATA = "how text is cut into subwords is an option of `lamina preprocess`; the data folder and checkpoints remember it"
 
 RETIRED: tuple[Retired, ...] = (
     *_retire("train", "gradients of parts that took no part are zeros, and no rank waits for them",
              flags="find-unused-parameters"),
     *_retire("train", "ranks always exchange a few numbers, never objects", flags="fast-stat-sync"),
-    *_retire("train", "batches are drawn anew each epoch; a fixed share per GPU saves nothing with memory-mapped data",
+    *_retire("train", "batches are drawn again each epoch; a fixed share per GPU saves nothing with memory-mapped data",
              flags="fix-batches-to-gpus"),
     *_retire("train preprocess", "PyTorch's allocator needs no emptying", values="empty-cache-freq"),
     *_retire("train preprocess", "the loss scale halves at each overflow", values="fp16-scale-tolerance"),
@@ -185,11 +185,11 @@ RETIRED: tuple[Retired, ...] = (
     *_retire("train", "words are embedded whole, or in subwords that `lamina preprocess --subword` makes",
              flags="character-embeddings", values="character-filters character-embedding-dim char-embedder-highway-layers",
              is_refused=True),
-    *_retire("train", "training batches are drawn anew each epoch, and validation keeps its order", flags="no-shuffle",
+    *_retire("train", "training batches are drawn again each epoch, and validation keeps its order", flags="no-shuffle",
              is_refused=True),
     *_retire("train", "sentences are classified by encoders alone", flags="add-prev-output-tokens", is_refused=True),
     *_retire("train", "a checkpoint's own head always loads with it", flags="load-checkpoint-heads"),
-    *_retire("train", "predictions are had from Python: lamina.load(FILE).predict_all(...)", values="save-predictions",
+    *_retire("train", "predictions come from Python: lamina.load(FILE).predict_all(...)", values="save-predictions",
              is_refused=True),
     # Of other tasks and models, in any release: unknown here for a reason.
     *_refuse(_ALL, _ONE_PAIR, """
@@ -303,7 +303,7 @@ RETIRED: tuple[Retired, ...] = (
     *_refuse(_ALL, _NO_SIMULTANEOUS, "simul-type"),
     *_refuse(_ALL, "what to do with long lines is said by --truncate-source, --too-long, or when the data folder is made",
              "shorten-data-split-list shorten-method"),
-    *_refuse(_ALL, "a model lies whole on each GPU, or sharded over them with --fsdp", """
+    *_refuse(_ALL, "a model is whole on each GPU, or sharded over them with --fsdp", """
         model-parallel-size num-embedding-chunks pipeline-balance pipeline-checkpoint pipeline-chunks pipeline-decoder-balance
         pipeline-decoder-devices pipeline-devices pipeline-encoder-balance pipeline-encoder-devices pipeline-model-parallel
         """),
@@ -343,13 +343,13 @@ RETIRED: tuple[Retired, ...] = (
     *_retire("train preprocess", "ranks always exchange a few numbers, never objects", values="all-gather-list-size"),
     *_retire("train", "models have no buffers that training changes", flags="broadcast-buffers"),
     *_retire("train", "there is one Adam, and its state is float32", flags="fp16-adam-stats use-old-adam"),
-    *_retire("train", "an update whose gradient overflows is left out, not repeated", values="amp-batch-retries"),
+    *_retire("train", "an update whose gradient overflows is skipped, not repeated", values="amp-batch-retries"),
     *_retire("train", "--fsdp needs no further settings",
              flags="fp32-reduce-scatter no-reshard-after-forward not-fsdp-flatten-parameters use-sharded-state",
              values="min-params-to-wrap"),
     *_retire("train", "there is one process per GPU", values="distributed-num-procs nprocs-per-node"),
     *_retire("train", "a rank that fails stops the others", values="heartbeat-timeout"),
-    *_retire("train", "batches are drawn anew each epoch, and the last, smaller one is used like the others",
+    *_retire("train", "batches are drawn again each epoch, and the last, smaller one is used like the others",
              flags="grouped-shuffling update-epoch-batch-itr update-ordered-indices-seed skip-remainder-batch"),
     *_retire("train", "padding never changes a result",
              flags="pad-to-fixed-bsz pad-to-fixed-length", values="num-batch-buckets required-seq-len-multiple"),

@@ -33,12 +33,12 @@ class ModelFiles:
     keep: KeepConfig = part(KeepConfig)
     dict_dir: str | None = flag(None, "folder with the dictionaries of a fairseq checkpoint, which has none inside; they are "
                                       "also looked for in the data folder and beside the checkpoint", metavar="FOLDER")
-    fp16: bool = flag(False, "compute in float16; needs a GPU, where generate and interactive do it by themselves",
+    fp16: bool = flag(False, "compute in float16; needs a GPU, where it is the default of generate and interactive",
                       aliases=("memory-efficient-fp16", "amp"))
     bf16: bool = flag(False, "compute in bfloat16", aliases=("memory-efficient-bf16",))
     fp32: bool = flag(False, "compute in float32, also on a GPU")
-    cpu: bool = flag(False, "stay on the processor even where there is a GPU")
-    quantize: str | None = flag(None, "on a processor, round matrices and what they are multiplied with to 8 bits: faster, and "
+    cpu: bool = flag(False, "stay on the CPU even where there is a GPU")
+    quantize: str | None = flag(None, "on a CPU, round matrices and what they are multiplied with to 8 bits: faster, and "
                                       "not quite the same scores", choices=QUANTIZATIONS)
     seed: int = flag(1, "fixes what --sampling draws")
 
@@ -101,7 +101,7 @@ class SplitData:
     source_lang: str | None = flag(None, "source language; the checkpoint's if left out", aliases=("-s",), metavar="LANG")
     target_lang: str | None = flag(None, "target language; the checkpoint's if left out", aliases=("-t",), metavar="LANG")
     subset: str = flag("test", "split to translate", name="gen-subset")
-    max_tokens: int | None = flag(None, "most tokens in a batch; 12000 if neither limit is given (on a processor 64 sentences)")
+    max_tokens: int | None = flag(None, "most tokens in a batch; 12000 if neither limit is given (on a CPU 64 sentences)")
     max_sentences: int | None = flag(None, "most sentences in a batch", name="batch-size", aliases=("max-sentences",))
 
     def __post_init__(self) -> None:
@@ -144,12 +144,12 @@ class GenerateConfig:
     prefix_size: int = flag(0, "force the first N tokens of the reference", needs="!score-reference")
     source_text: str | None = flag(None, "source lines of the split as they were before `lamina preprocess`, from which "
                                    "--replace-unk copies words that the dictionary lacks", metavar="FILE")
-    score_reference: bool = flag(False, "score the references instead of translating: mean log-probability and each "
-                                        "token's")
+    score_reference: bool = flag(False, "score the reference translations instead of translating: mean log-probability and "
+                                        "each token's")
     is_quiet: bool = flag(False, "print the closing figures only", name="quiet")
     is_detokenized: bool = flag(False, "score detokenized text with sacreBLEU's 13a tokenizer instead of tokens as they "
                                        "stand", name="sacrebleu")
-    scoring: str | None = flag(None, "what --sacrebleu chooses, in the words of later releases of fairseq: bleu of tokens, or "
+    scoring: str | None = flag(None, "what --sacrebleu chooses, as later releases of fairseq spell it: bleu of tokens, or "
                                "sacrebleu", choices=SCORING)
     metrics: tuple[str, ...] = flag(("bleu",), "figures to close with", name="metric", choices=REFERENCE_METRICS,
                                     metavar="NAME[,NAME..]")
@@ -180,13 +180,13 @@ class GenerateConfig:
 class InteractiveConfig:
     """Lines in, translations out; with a language model, prompts in, texts out."""
 
-    data: str | None = flag(None, "data folder, as the references ask for it; dictionaries and subwords come from the "
+    data: str | None = flag(None, "data folder, as in fairseq; dictionaries and subwords come from the "
                                   "checkpoint, so it may be left out", positional=True)
     files: ModelFiles = part(ModelFiles)
     task: str | None = flag(None, "what the model does; the checkpoint knows", choices=TasksWith(WRITES))
-    source_lang: str | None = flag(None, "accepted as in the references; the checkpoint knows its languages", aliases=("-s",),
+    source_lang: str | None = flag(None, "accepted as in fairseq; the checkpoint knows its languages", aliases=("-s",),
                                    metavar="LANG")
-    target_lang: str | None = flag(None, "accepted as in the references; the checkpoint knows its languages", aliases=("-t",),
+    target_lang: str | None = flag(None, "accepted as in fairseq; the checkpoint knows its languages", aliases=("-t",),
                                    metavar="LANG")
     input: str = flag("-", "file of lines; - is standard input")
     buffer_size: int = flag(0, "lines to read before working on them together; 0: one at a prompt, 1000 in a pipe")
@@ -195,7 +195,7 @@ class InteractiveConfig:
     too_long: str = flag("truncate", "what to do with a line longer than the model's positions", choices=("truncate", "skip"))
     json: str | None = flag(None, "write to this file how many sentences and tokens came out in how many seconds, as one JSON "
                                   "object", metavar="FILE")
-    is_plain: bool = flag(False, "print the results alone, one a line, without S- H- D- P- lines", name="plain")
+    is_plain: bool = flag(False, "print the results alone, one per line, without S- H- D- P- lines", name="plain")
     search: SearchConfig = part(SearchConfig)
     cascade: str | None = flag(None, "translate with some layers first, and again with all of them where that was not sure, by "
                                      "the threshold that `lamina calibrate` wrote; beside the checkpoint, if given bare",

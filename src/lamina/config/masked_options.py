@@ -18,7 +18,7 @@ class MaskingConfig:
                            name="random-token-prob", paper="Devlin et al. 2019 §3.1")
     is_frequency_weighted: bool = flag(False, "draw random words by the dictionary's counts instead of evenly",
                                        name="freq-weighted-replacement", needs="random-token-prob")
-    is_whole_words: bool = flag(False, "mask all pieces of a word together; words are told by sentencepiece's or BPE's marks",
+    is_whole_words: bool = flag(False, "mask all pieces of a word together, as sentencepiece's or BPE's marks delimit words",
                                 name="mask-whole-words")
 
     def __post_init__(self) -> None:
@@ -34,7 +34,7 @@ class MaskingConfig:
 class SentenceConfig:
     """Sentences and labels."""
 
-    is_regression: bool = flag(False, "predict a number: labels are read from DATA/label/SPLIT.label, one a line",
+    is_regression: bool = flag(False, "predict a number: labels are read from DATA/label/SPLIT.label, one per line",
                                name="regression-target")
     is_truncated: bool = flag(False, "cut inputs to --max-positions instead of leaving them out", name="truncate-sequence")
     f1_label: str | None = flag(None, "report F1 of this label alone, as GLUE does for MRPC and QQP (1); F1 is the mean over "

@@ -21,7 +21,7 @@ FFN_STARTS = ("torch", "xavier")
 
 
 def no_block() -> Any:
-    raise AssertionError("whoever checks a configuration builds nothing")
+    raise AssertionError("a configuration that is checked builds nothing")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,10 @@ def all_names() -> list[str]:
     return sorted({path.stem for folder in folders()[:1] for path in folder.glob("*.yaml")})
 
 
+def all_corpora() -> list[str]:
+    return sorted({path.stem for folder in folders() for path in (folder / "data").glob("*.yaml")})
+
+
 def path_of(name: str) -> Path:
     """A file that exists is itself; the name of a packaged recipe stands for its file."""
     path = Path(name)

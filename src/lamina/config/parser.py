@@ -10,7 +10,7 @@ import argparse
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any, NoReturn, TypeVar
@@ -247,14 +247,17 @@ def resolve(cls: type[T], given: dict[str, Any]) -> T:
     return build(cls, base | given, given)
 
 
-def spelled_out(prog: str, config: Any) -> str:
-    """A command line that gives this configuration: what is not at its default, in the order of --help."""
-    flat = flatten(config)
+def spelled_out(prog: str, config: Any, implied: Mapping[str, Any] | None = None) -> str:
+    """A command line that gives this configuration: what is not at its default, in the order of --help.
+
+    `implied`: values that follow from others, such as those of a preset, in place of defaults.
+    """
+    flat, given = flatten(config), implied or {}
     words = [prog]
     flags: list[str] = []
     for leaf in unique_leaves(type(config)):
         value = flat.get(leaf.name, leaf.default)
-        if (list(leaf.default) if isinstance(leaf.default, tuple) else leaf.default) == value:
+        if _listed(value) == _listed(given.get(leaf.name, leaf.default)):
             continue
         if leaf.info.positional:
             words.append(shlex.join(map(str, value)) if leaf.info.is_list else shlex.quote(str(value)))
@@ -263,11 +266,15 @@ def spelled_out(prog: str, config: Any) -> str:
     return " ".join((*words, *flags))
 
 
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
 def as_flag(leaf: Leaf, value: Any) -> str:
     """What to type for a value of the flat form."""
     if leaf.is_bool:
         return f"--{'' if value else 'no-'}{leaf.name}"
     if leaf.info.is_list:
         return f"--{leaf.name} {shlex.join(map(str, value))}"
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
     return f"--{leaf.name}={shlex.quote(text)}" if text.startswith("-") else f"--{leaf.name} {shlex.quote(text)}"

@@ -150,7 +150,7 @@ class PreprocessConfig:
                             needs=("!srcdict", "!tgtdict", "!joined-dictionary", "!subword", "!tokenizer", "!dict-only"))
     data_folder: str = flag("data-bin", "folder to write; files of an earlier run are replaced", name="destdir",
                             metavar="DIR")
-    workers: int | None = flag(None, "processes to use; without it, one a core")
+    workers: int | None = flag(None, "processes to use; without it, one per core")
     dataset_impl: str = flag("mmap", "layout of the files; only the memory-mapped one is left", choices=("mmap",))
     plug_ins: PlugInConfig = part(PlugInConfig)
 

@@ -44,7 +44,7 @@ class LayerSearchConfig:
 class LayerMetricConfig:
     """Measurement: how a choice of layers is judged, with --search and --curve."""
 
-    metric: str = flag("loss", "bits a token, lower is better; or BLEU of translations, higher is better",
+    metric: str = flag("loss", "bits per token, lower is better; or BLEU of translations, higher is better",
                        choices=PRUNING_FIGURES)
     subset: str = flag("valid", "split to measure on", name="gen-subset")
     beam: int = flag(1, "beam of the translations that BLEU and decoding speed are measured on; 1 is greedy")

@@ -18,7 +18,7 @@ MAX_TIMEOUT = 7 * 24 * 60
 class RanksConfig:
     """Many GPUs."""
 
-    world_size: int | None = flag(None, "processes in total, one a GPU; every visible GPU of this machine if left out. With "
+    world_size: int | None = flag(None, "processes in total, one per GPU; every visible GPU of this machine if left out. With "
                                         "--cpu it starts that many processes", name="distributed-world-size")
     rank: int = flag(0, "number of this process, or of the first one started on this machine",
                      name="distributed-rank", needs="distributed-init-method")
@@ -28,13 +28,13 @@ class RanksConfig:
                      name="distributed-port")
     timeout: float = flag(10.0, "minutes that a rank waits for another before it gives up: more than writing a checkpoint or "
                                 "preparing the first update takes", name="distributed-timeout", metavar="MINUTES")
-    device: int | None = flag(None, "GPU of this process on its machine; known by itself under torchrun and Slurm",
+    device: int | None = flag(None, "GPU of this process on its machine; known automatically under torchrun and Slurm",
                               name="device-id", aliases=("local-rank",))
     starts_itself: bool = flag(True, "start one process for each visible GPU", name="distributed-spawn",
                                off_aliases=("distributed-no-spawn",))
     backend: str = flag("nccl", "how GPUs talk to each other; gloo is slow and lets several ranks share a GPU, for tests",
                         name="distributed-backend", choices=("nccl", GLOO))
-    ddp_backend: str = flag("c10d", f"accepted as in the references, all with the same result; {SHARDED} means --fsdp",
+    ddp_backend: str = flag("c10d", f"accepted as in fairseq, all with the same result; {SHARDED} means --fsdp",
                             choices=DDP_BACKENDS)
     bucket_cap_mb: int = flag(25, "gradients travel in pieces of about this many megabytes")
     fsdp: bool = flag(False, "shard weights, gradients and the optimizer's state over the ranks (FSDP2), for models that do "
@@ -63,7 +63,7 @@ class RanksConfig:
         if not self.is_sharded:
             return 1
         size = self.fsdp_size or num_ranks
-        check(num_ranks % size == 0, f"--fsdp-size is {size}, and {num_ranks} ranks cannot be dealt out in groups of that "
+        check(num_ranks % size == 0, f"--fsdp-size is {size}, and {num_ranks} ranks cannot be split into groups of that "
                                      f"size. Choose one that divides {num_ranks}.")
         return size
 

@@ -36,12 +36,12 @@ class RecipeRunConfig:
     seeds: tuple[int, ...] = flag((), "these seeds instead of the recipe's", metavar="N,..")
     tier: int | None = flag(None, "only the runs of this tier: 1 is what decides, 2 the rest")
     budget: str = flag("1x", "multiply every count of updates: 0.1x is a quick trial, 4x trains longer", metavar="Nx")
-    jobs: int = flag(1, "runs at a time; with more than one, their times say little")
+    jobs: int = flag(1, "runs at once; with more than one, their times say little")
     stop_after: float = flag(0.0, "stop after this many minutes with all that was done on disk; 0: never", metavar="MINUTES")
     kept: str = flag("model", "checkpoints to leave when a run is done: those that were measured, all, or none",
                      name="keep-checkpoints", choices=KEPT)
     train_flags: str = flag("", "flags to add to every `lamina train`, such as '--fp16 --max-tokens 2048'", metavar="FLAGS")
-    workers: int | None = flag(None, "processes that prepare data; without it, one a core")
+    workers: int | None = flag(None, "processes that prepare data; without it, one per core")
     commit: str | None = flag(None, "what to note as the commit, where the current folder is no repository")
     trusts_paths: bool = flag(False, TRUST_HELP, name="trust-paths")
     is_dry: bool = flag(False, "print the commands, which can be run by hand, and do nothing", name="dry-run")
@@ -82,7 +82,7 @@ class RecipePrepareConfig:
     corpus: str = flag(REQUIRED, "corpus of recipes/data, such as iwslt14_de_en, or the path of such a file", positional=True)
     data: str = flag(REQUIRED, "folder with the downloads, packed or unpacked", metavar="FOLDER")
     out: str = flag(REQUIRED, "folder to write text to", metavar="FOLDER")
-    workers: int | None = flag(None, "processes to use; without it, one a core")
+    workers: int | None = flag(None, "processes to use; without it, one per core")
     trusts_paths: bool = flag(False, TRUST_HELP, name="trust-paths")
 
     def __post_init__(self) -> None:

@@ -17,14 +17,14 @@ STANDARD_INPUT = "-"
 class ScoreConfig:
     """Score."""
 
-    hypotheses: str = flag(STANDARD_INPUT, "translations, one a line; - is standard input", name="sys", aliases=("-s",),
+    hypotheses: str = flag(STANDARD_INPUT, "translations, one per line; - is standard input", name="sys", aliases=("-s",),
                            metavar="FILE")
-    references: tuple[str, ...] = flag((), "references, one a line; several files give each translation several; needed by "
+    references: tuple[str, ...] = flag((), "references, one per line; several files give each translation several; needed by "
                                        "all but m2 and errant", name="ref", aliases=("-r",), is_list=True, metavar="FILE")
     metrics: tuple[str, ...] = flag(("bleu",), "what to measure", name="metric", choices=register.metric,
                                     metavar="NAME[,NAME..]",
                                     paper="Lin 2004; Napoles et al. 2015; Dahlmeier and Ng 2012; Bryant et al. 2017")
-    source: str | None = flag(None, "what was corrected, one sentence a line: GLEU needs it", metavar="FILE")
+    source: str | None = flag(None, "what was corrected, one sentence per line: GLEU needs it", metavar="FILE")
     m2: str | None = flag(None, "annotators' edits for --metric m2 and errant, in the format of the CoNLL-2014 task",
                           metavar="FILE")
     parts: tuple[Metric, ...] = every(register.metric)

@@ -15,7 +15,7 @@ class SearchConfig:
     """Search."""
 
     beam: int = flag(5, "hypotheses kept at each step; 1 is greedy search")
-    nbest: int = flag(1, "translations to return for a sentence, the best first; at most --beam")
+    nbest: int = flag(1, "translations to return per sentence, the best first; at most --beam")
     length_penalty: float = flag(1.0, "a hypothesis scores sum of log-probabilities / length^X: below 1 favours short "
                                  "ones, above 1 long ones", name="lenpen", needs="!unnormalized")
     unnormalized: bool = flag(False, "compare sums of log-probabilities, whatever the length")
@@ -23,11 +23,11 @@ class SearchConfig:
                                     "counts, the translation's does not", name="max-len-a", metavar="A")
     max_length_offset: int = flag(200, "see --max-len-a", name="max-len-b", metavar="B")
     match_source_length: bool = flag(False, "no translation longer than its source", name="match-source-len")
-    uses_padded_width: bool = flag(False, "take the source length from the longest sentence of the batch, as the "
-                                   "references do; results then depend on the batch", name="max-len-from-padded-width")
+    uses_padded_width: bool = flag(False, "take the source length from the longest sentence of the batch, as "
+                                   "fairseq does; results then depend on the batch", name="max-len-from-padded-width")
     temperature: float = flag(1.0, "divide scores by X before they become probabilities: below 1 sharpens, above 1 "
                               "flattens")
-    sampling: bool = flag(False, "draw each token at random instead of searching for the best; --beam draws a sentence")
+    sampling: bool = flag(False, "draw each token at random instead of searching for the best; --beam draws per sentence")
     rules: tuple[StepRule, ...] = every(register.step_rule)
     diverse_beam_groups: int = flag(-1, "split the beam into N groups that avoid each other's tokens",
                                     paper="Vijayakumar et al. 2018")
@@ -37,8 +37,8 @@ class SearchConfig:
                                         "must contain: in this order (also if given bare) or in any", name="constraints",
                                         choices=("ordered", "unordered"), bare_value="ordered", metavar="[ORDER]",
                                         paper="Post and Vilar 2018; Hu et al. 2019")
-    cuda_graphs: bool = flag(True, "on a GPU, record a step once and replay it; off with one notice where steps ask the "
-                             "processor, as with --constraints")
+    cuda_graphs: bool = flag(True, "on a GPU, capture a step once and replay it; off, with a notice, where steps need the "
+                             "CPU, as with --constraints")
 
     def __init__(self, **values: object) -> None:
         """Fields by name, those of the rules among them: `SearchConfig(beam=4, no_repeat_ngram=3)`."""

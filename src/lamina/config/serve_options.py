@@ -91,7 +91,7 @@ class ServeConfig:
     remove_bpe: str | None = flag(None, f"join subwords at this mark: {joining.HELP}", metavar="[MARK]",
                                   bare_value=joining.BPE_MARK, aliases=("post-process",))
     slots: int = flag(64, "sentences that a model works on at once")
-    api_keys: str | None = flag(None, "file of keys, one a line, of which a request must carry one; LAMINA_API_KEYS in the "
+    api_keys: str | None = flag(None, "file of keys, one per line, of which a request must carry one; LAMINA_API_KEYS in the "
                                       "environment holds them too, separated by commas", metavar="FILE")
     cors_origins: tuple[str, ...] = flag((), "web pages of these origins may send requests, such as https://example.org; none "
                                              "but our own page per default", name="cors-origin", is_list=True,

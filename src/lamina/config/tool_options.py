@@ -46,7 +46,7 @@ class ConvertConfig:
     output: str = flag(REQUIRED, "checkpoint of Lamina to write", metavar="FILE")
     dict_dir: str | None = flag(None, "folder with its dictionaries, such as the data folder it was trained on; the "
                                       "checkpoint's own folder if left out", metavar="FOLDER")
-    source_lang: str | None = flag(None, "source language, where neither the checkpoint nor the folder tells it",
+    source_lang: str | None = flag(None, "source language, if neither the checkpoint nor the folder says it",
                                    aliases=("-s",), metavar="LANG")
     target_lang: str | None = flag(None, "target language, likewise", aliases=("-t",), metavar="LANG")
     plug_ins: PlugInConfig = part(PlugInConfig)
@@ -77,7 +77,7 @@ class ExportConfig:
     def __post_init__(self) -> None:
         for name, value in (("license", self.license), ("base-model", self.base_model)):
             check(value is None or self.format == "huggingface",
-                  f"--{name} has no effect without --format huggingface, whose card tells it. Leave it out.")
+                  f"--{name} has no effect without --format huggingface, whose card shows it. Leave it out.")
 
 
 
@@ -113,7 +113,7 @@ class CompletionConfig:
 class DemoConfig:
     """Demo."""
 
-    folder: str = flag("lamina-demo", "where text, data and checkpoints go; a second run goes on from what is there")
+    folder: str = flag("lamina-demo", "where text, data and checkpoints go; a second run continues from what is there")
     max_update: int = flag(800, "updates to train each of the two models; the default takes about three minutes on two cores")
     num_pairs: int = flag(30000, "training pairs to make", name="train-pairs")
     num_samples: int = flag(10, "translations to show", name="samples")

@@ -27,7 +27,7 @@ class OptimizationConfig:
     criterion: Criterion = variant("criterion", "training loss", register.criterion, default="cross_entropy")
     optimizer: Optimizer = variant("optimizer", "update rule", register.optimizer, default="adam")
     schedule: Schedule = variant("lr-scheduler", "how the learning rate moves", register.schedule, default="inverse_sqrt")
-    lr: tuple[float, ...] = flag((0.0005,), "learning rate; with --lr-scheduler fixed, one an epoch, the last one goes on",
+    lr: tuple[float, ...] = flag((0.0005,), "learning rate; with --lr-scheduler fixed, one per epoch, and the last one stays",
                                  aliases=("learning-rate",), metavar="X[,X..]")
     min_lr: float = flag(-1.0, "floor of the linear and poly schedules; under the others, training stops once the rate has "
                                "fallen to it")
@@ -35,7 +35,7 @@ class OptimizationConfig:
     max_epoch: int = flag(0, "stop after this epoch; 0: no limit", aliases=("me",))
     max_update: int = flag(0, "stop after this many updates; 0: no limit", aliases=("mu",))
     clip_norm: float = flag(25.0, "scale gradients down to this norm; 0: never", paper="Pascanu et al. 2013")
-    update_freq: tuple[int, ...] = flag((1,), "batches whose gradients make one update; a list gives one number an epoch",
+    update_freq: tuple[int, ...] = flag((1,), "batches whose gradients make one update; a list gives one number per epoch",
                                         metavar="N[,N..]", paper="Ott et al. 2018")
     layer_drop_draws: str | None = flag(None, "for what LayerDrop draws layers: for each sentence (of a language model, each "
                                         "row), which is the fastest and learns best; for each batch, as fairseq does; or once "
@@ -58,10 +58,10 @@ class OptimizationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationConfig:
-    """Distillation: learn from another model besides the data."""
+    """Distillation: learn from another model as well as from the data."""
 
     teacher: str | None = flag(None, "checkpoint of a model with the same dictionaries, of any depth, whose distribution over "
-                                     "each next word is learned besides the data's", name="distill-from", metavar="FILE",
+                                     "each next word is learned together with the data's", name="distill-from", metavar="FILE",
                                paper="Kim and Rush 2016 §3.1")
     weight: float = flag(0.5, "the teacher's share of the loss; the rest is the criterion's own", name="distill-weight",
                          needs="distill-from")
@@ -79,8 +79,8 @@ class PrecisionConfig:
 
     fp16: bool = flag(False, "compute in float16 with a dynamic loss scale and float32 master weights, under all these names",
                       aliases=("memory-efficient-fp16", "amp"), paper="Micikevicius et al. 2018")
-    bf16: bool = flag(False, "compute in bfloat16 with float32 master weights; needs no loss scale; what a GPU does "
-                             "that has it, unless it is told otherwise", aliases=("memory-efficient-bf16",))
+    bf16: bool = flag(False, "compute in bfloat16 with float32 master weights; needs no loss scale; the default on "
+                             "GPUs that have it", aliases=("memory-efficient-bf16",))
     fp32: bool = flag(False, "compute in float32 on a GPU too")
     cuda_graphs: bool = flag(True, "on a GPU, capture the kernels of an update once and replay them: several times as fast")
     compiles: bool = flag(True, "on a GPU, let torch.compile fuse what it can before an update is captured", name="compile",
@@ -114,15 +114,15 @@ class ValidationConfig:
 
     is_off: bool = flag(False, "never validate; the best checkpoint is then not known", name="disable-validation")
     interval: int = flag(1, "epochs between validations", name="validate-interval", needs="!disable-validation")
-    interval_updates: int = flag(0, "updates between validations, besides those at the end of epochs; 0: none",
+    interval_updates: int = flag(0, "updates between validations, in addition to those at the end of epochs; 0: none",
                                  name="validate-interval-updates", needs="!disable-validation")
     eval_bleu: bool = flag(False, "translate the validation set greedily, as `lamina generate --beam 1 --max-len-a 2 "
                                   "--max-len-b 20` does, and report BLEU", needs="!disable-validation",
                            wants=(PAIRS,))
-    eval_rouge: bool = flag(False, "summarize the validation set greedily, likewise, and report ROUGE-1, 2, L and L-sum, F1 "
+    eval_rouge: bool = flag(False, "summarize the validation set greedily too, and report ROUGE-1, 2, L and L-sum, F1 "
                                    "without stemming; needs pip install 'lamina[rouge]'", needs="!disable-validation",
                             wants=(PAIRS,), paper="Lin 2004")
-    eval_metrics: tuple[str, ...] = flag((), "translate the validation set greedily, likewise, and report these",
+    eval_metrics: tuple[str, ...] = flag((), "translate the validation set greedily too, and report these",
                                          name="eval-metric", choices=REFERENCE_METRICS, metavar="NAME[,NAME..]",
                                          needs="!disable-validation", wants=(PAIRS,))
     remove_bpe: str | None = flag(None, f"join subwords at this mark before BLEU and ROUGE: {joining.HELP}; known "
@@ -178,13 +178,13 @@ class SavingConfig:
     """Checkpoints."""
 
     save_dir: str = flag("checkpoints", "folder for checkpoint_best.pt, checkpoint_last.pt and the numbered ones")
-    restore_file: str = flag("checkpoint_last.pt", "where to go on from, in --save-dir unless a path; a file that does not "
-                                                   "exist means a fresh start, with a warning")
-    finetune_from_model: str | None = flag(None, "take the weights of this checkpoint, whose dictionary may be another, and "
-                                                 "start everything else afresh; the same command then goes on from "
-                                                 "checkpoint_last.pt")
+    restore_file: str = flag("checkpoint_last.pt", "checkpoint to resume from, in --save-dir unless a path; a file that does "
+                                                   "not exist means a fresh start, with a warning")
+    finetune_from_model: str | None = flag(None, "take the weights of this checkpoint, whose dictionary may differ, and "
+                                                 "start everything else from the beginning; the same command then "
+                                                 "resumes from checkpoint_last.pt")
     reset_optimizer: bool = flag(False, "resume without the optimizer's state, and with the best score and patience forgotten")
-    reset_lr_scheduler: bool = flag(False, "resume with the learning rate's schedule begun anew")
+    reset_lr_scheduler: bool = flag(False, "resume with the learning rate's schedule started over")
     reset_dataloader: bool = flag(False, "resume at the start of epoch 1 of the data")
     reset_meters: bool = flag(False, "resume with the best score and patience forgotten")
     is_on: bool = flag(True, "write checkpoints", name="save")
@@ -220,7 +220,7 @@ LOG_FORMATS = ("rich", "tqdm", "simple", "json", "none")
 class LogConfig:
     """Progress."""
 
-    format: str | None = flag(None, "live bar (rich), one line an interval (simple, json) or nothing; a bar in a terminal "
+    format: str | None = flag(None, "live bar (rich), one line per interval (simple, json) or nothing; a bar in a terminal "
                                     "and lines elsewhere if left out", name="log-format", choices=LOG_FORMATS)
     interval: int = flag(100, "updates between lines", name="log-interval")
     has_bar: bool = flag(True, "show a live bar in a terminal", name="progress-bar")
@@ -230,7 +230,7 @@ class LogConfig:
     profile: str | None = flag(None, "write a trace of these updates to --save-dir, one file per rank, which ui.perfetto.dev "
                                      "opens; without numbers, of updates 20 to 22", metavar="[FROM:TO]", bare_value="20:22",
                                form=r"\d*:\d*")
-    trackers: tuple[str, ...] = flag((), "where figures go besides train.jsonl in --save-dir", name="tracker",
+    trackers: tuple[str, ...] = flag((), "where figures go in addition to train.jsonl in --save-dir", name="tracker",
                                      choices=register.tracker, metavar="NAME[,NAME..]")
     tracker_kinds: tuple[Tracker, ...] = every(register.tracker)
 
@@ -306,8 +306,8 @@ class TrainConfig:
         check(draws in (None, BY_SENTENCE) or any(stack.layer_drop_p for stack in (self.model.encoder, self.model.decoder)),
               "--layerdrop-draws has no effect without --encoder-layerdrop or --decoder-layerdrop. Add one, or leave it out.")
         check(not (draws == BY_BATCH and self.ranks.is_sharded),
-              "--layerdrop-draws batch lets ranks run different layers at a time, and with --fsdp they hold each other's "
-              "weights: leave one of them out.")
+              "--layerdrop-draws batch lets ranks run different layers at the same time, and with --fsdp they hold each "
+              "other's weights: leave one of them out.")
 
     def _check_distillation(self) -> None:
         if self.distillation.teacher is not None:

@@ -81,7 +81,7 @@ class CapturedPasses:
         if static is None:
             self._num_missed += 1
             if self._num_missed == MISSES_TOLD and not self._passes:
-                self.note(f"updates are eager: {MISSES_TOLD} batches had ever new shapes, and what is captured has one. Small "
+                self.note(f"updates are eager: {MISSES_TOLD} batches kept changing shape, and what is captured has one. Small "
                           "batches take up to eight times as long (docs/performance.md)")
             return None
         key = shape_of(batch)

@@ -154,7 +154,7 @@ def read_numbers(folder: Path, split: str) -> np.ndarray:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', error)}. With --regression-target it holds a "
-                        "number a line, as text.") from None
+                        "number per line, as text.") from None
     numbers = []
     for place, line in enumerate(lines, start=1):
         try:

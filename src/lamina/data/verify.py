@@ -47,8 +47,8 @@ def load_folder_subwords(folder: Path) -> dict[str, Subword]:
     """A data folder's segmentations; none of a folder that fairseq made, whose text was segmented before."""
     if read_manifest(folder) is None:
         return {}
-    recorded = _recorded(folder)
-    if SUBWORDS_NAME in recorded and not (folder / SUBWORDS_NAME).exists():
+    expected = _expected(folder)
+    if SUBWORDS_NAME in expected and not (folder / SUBWORDS_NAME).exists():
         raise DataError(f"{folder / SUBWORDS_NAME} is missing, though {MANIFEST_NAME} lists it: text would be split at white "
                         "space. Put it back, or run `lamina preprocess` again.")
     for name in (SUBWORDS_NAME, *model_files(folder)):
@@ -58,7 +58,7 @@ def load_folder_subwords(folder: Path) -> dict[str, Subword]:
 
 def check_small(path: Path) -> None:
     """Each time, but in this process once for each file as long as it stays the same. That there is one is for the reader."""
-    facts = _recorded(path.parent).get(path.name)
+    facts = _expected(path.parent).get(path.name)
     if facts is not None and path.exists():
         _compare(path, facts, is_quick=False)
 
@@ -84,20 +84,20 @@ def verify_splits(folders: Iterable[Path], splits: Iterable[str], mode: str, *, 
 def _ids_of(folder: Path, splits: Sequence[str], pair: Sequence[str]) -> list[Path]:
     split = re.compile(rf"({'|'.join(map(re.escape, splits))})\d*\.")
     pairs = [f".{one}-{other}." for one, other in (pair, pair[::-1])] if pair else [""]
-    return [folder / name for name in sorted(_recorded(folder)) if name.endswith(".bin") and split.match(name)
+    return [folder / name for name in sorted(_expected(folder)) if name.endswith(".bin") and split.match(name)
             and any(text in name for text in pairs) and (folder / name).exists()]
 
 
 def _verify_large(folder: Path, paths: Sequence[Path], note: Callable[[str], object], *, is_once: bool) -> None:
-    recorded, verified = _recorded(folder), _read_verified(folder) if is_once else {}
-    states = {path.name: [recorded[path.name].get("sha256"), *_state(path)] for path in paths}
+    expected, verified = _expected(folder), _read_verified(folder) if is_once else {}
+    states = {path.name: [expected[path.name].get("sha256"), *_state(path)] for path in paths}
     left = [path for path in paths if verified.get(path.name) != states[path.name]]
     num_bytes = sum(path.stat().st_size for path in left)
     if num_bytes > BYTES_TO_SPEAK_OF:
         note(f"comparing {num_bytes / 2**30:.1f} GiB of {folder} with its checksums{', once' if is_once else ''} (--verify off "
              "leaves that out)")
     for path in left:
-        _compare(path, recorded[path.name], is_quick=is_once)
+        _compare(path, expected[path.name], is_quick=is_once)
     if left and is_once:
         _write_verified(folder, verified | states)
 
@@ -121,7 +121,7 @@ def _compare(path: Path, facts: dict[str, Any], *, is_quick: bool) -> None:
     _known_good.add(known)
 
 
-def _recorded(folder: Path) -> dict[str, Any]:
+def _expected(folder: Path) -> dict[str, Any]:
     """What the manifest says of each file; nothing where there is none."""
     try:
         known = str(folder.resolve()), _state(folder / MANIFEST_NAME)

@@ -17,7 +17,7 @@ from lamina.decode.search import Search
 from lamina.decode.search_workers import SearchWorkers, Task
 
 # A GPU takes sentences as slots fall free, whatever the batch, until they are this many times shorter than the first: all
-# slots are as wide as that one. What is no longer than this many tokens costs too little to begin anew for it.
+# slots are as wide as that one. What is no longer than this many tokens costs too little to start over for it.
 WIDTH_RATIO = 4
 NARROW = 64
 # What is searched at a time on a GPU, where no limit is given: 256 sentences at beam 5, fewer if they are long.

@@ -27,7 +27,7 @@ def beating(store: Any, rank: int) -> Iterator[None]:
             count += 1
             try:
                 store.set(_key(rank), str(count))
-            except (dist.DistError, RuntimeError):  # whoever keeps the store is gone
+            except (dist.DistError, RuntimeError):  # the process that keeps the store is gone
                 return
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)

@@ -96,7 +96,7 @@ def own_gpu(place: Place, environ: Mapping[str, str], num_gpus: int, backend: st
         return 0
     if place.local >= num_gpus:
         raise ConfigError(f"rank {place.rank} would use GPU {place.local} of its machine, counted from 0, which shows "
-                          f"{num_gpus}. Start one process a GPU, and no more.")
+                          f"{num_gpus}. Start one process per GPU, and no more.")
     return place.local
 
 
@@ -117,7 +117,7 @@ def num_to_start(config: RanksConfig, environ: Mapping[str, str], num_gpus: int)
 def start_ranks(number: int, command: Callable[[Any], None], config: Any, *, max_restarts: int = MAX_RESTARTS) -> None:
     """One process each, through torchrun's launcher; returns when all are done, and ends all when one fails.
 
-    When one was killed, by the machine or a person, all are started again: they go on from the last checkpoint.
+    When one was killed, by the machine or a person, all are started again: they resume from the last checkpoint.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -169,7 +169,7 @@ class Stopped(BaseException):
 
 @contextmanager
 def handing_on_signals() -> Iterator[None]:
-    """Inside, signals go on to the ranks: the first to stop ends the launch, a later one kills.
+    """Inside, signals are passed on to the ranks: the first to stop ends the launch, a later one kills.
 
     Those that can wait are blocked in the main thread, and so in the ranks that it starts until they can answer them; a thread
     of its own hears them for the launcher.

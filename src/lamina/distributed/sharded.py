@@ -26,7 +26,7 @@ from lamina.nn.stack import stacks_of
 class ShardedWeights(FlatWeights):
     """The contract of FlatWeights for this rank's rows of each parameter; `named` and `fill_` speak of whole ones."""
 
-    needs_fillers = True  # whoever does not run a layer does not hand out its rows of it either
+    needs_fillers = True  # a rank that does not run a layer does not hand out its rows of it either
     why_eager = "--fsdp gathers weights in the middle of a pass"
     is_half = False  # torch rounds what it gathers; what a rank keeps, gradients too, is float32
 

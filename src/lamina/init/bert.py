@@ -1,4 +1,4 @@
-"""BERT's initialisation: every matrix N(0, 0.02), zero biases (Devlin et al. 2019, and the references' RoBERTa)."""
+"""BERT's initialisation: every matrix N(0, 0.02), zero biases (Devlin et al. 2019, and fairseq's RoBERTa)."""
 
 from __future__ import annotations
 

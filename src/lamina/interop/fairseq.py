@@ -189,7 +189,7 @@ def _classifier(config: ClassifierConfig, state_dict: Mapping[str, Tensor]) -> C
 
 
 def config_from_args(args: Mapping[str, Any], allowed: Collection[str] = ()) -> ModelConfig:
-    """Our flat names are the references' argument names, so most of the work is refusing what we cannot build."""
+    """Our flat names are fairseq's argument names, so most of the work is refusing what we cannot build."""
     for name, accepted in _ONLY_WITH.items():
         if name not in allowed and args.get(name) not in accepted:
             raise CheckpointError(f"this model was trained with {name}={args[name]!r}, which Lamina cannot build.")

@@ -94,7 +94,11 @@ def _names(pieces: Sequence[str | None], rows: Sequence[int | None]) -> list[str
     seen: set[str] = set(SPECIAL_SYMBOLS)
     names = []
     for piece, row in zip(pieces, rows, strict=True):
-        name = nameless(row) if piece is None or "\n" in piece or not piece.strip(" ") else piece
+        if piece is None or "\n" in piece or not piece.strip(" "):
+            assert row is not None, "a symbol that no row stands for has a name"
+            name = nameless(row)
+        else:
+            name = piece
         while name in seen:
             name = f"{name}#{row}"
         seen.add(name)

@@ -61,7 +61,8 @@ class _Many(NamedTuple):
     def begun(self, language: str) -> Framed:
         return self.framed(prefix=[self.codes[language]])
 
-    def framed(self, **around: list[str]) -> Framed:
+    def framed(self, **around: Any) -> Framed:
+        """With these pieces around each text: `prefix` and `suffix`, lists of them."""
         return Framed(self.inner, hidden=self.silent, **around)
 
     @property
@@ -150,7 +151,8 @@ def _many(wanted: Wanted, pieces: list[str | None], inner: Subword, codes: dict[
     if target is None:
         by_piece = {piece: code for code, piece in codes.items()}
         starts = [wanted.settings.get(f"{name}_token_id") for name in ("forced_bos", "decoder_start")]
-        stated = [by_piece.get(pieces[number]) for number in starts if type(number) is int and 0 <= number < len(pieces)]
+        stated = [by_piece.get(pieces[number] or "") for number in starts
+                  if type(number) is int and 0 <= number < len(pieces)]
         target = next(filter(None, [*stated, settings.get("tgt_lang")]), None)
     if target is None:
         raise CheckpointError(f"{wanted.folder} translates into {len(codes)} languages: choose one with --target-lang, which "

@@ -1,4 +1,4 @@
-"""BLEU through sacreBLEU, printed as the references print it."""
+"""BLEU through sacreBLEU, printed as fairseq prints it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def format_bleu(score: BleuScore) -> str:
 
 
 class Bleu:
-    """BLEU on tokens as they stand, unsmoothed as the references print it, or on detokenized text, as sacreBLEU does (13a)."""
+    """BLEU on tokens as they stand, unsmoothed as fairseq prints it, or on detokenized text, as sacreBLEU does (13a)."""
 
     def __init__(self, *, is_tokenized: bool, order: int = 4, ignore_case: bool = False) -> None:
         from sacrebleu.metrics import BLEU

@@ -11,8 +11,8 @@ from lamina.parts.contracts import REFERENCES, Figure, Metric
 from lamina.registry import origin_of, register, version
 
 # Of all tasks.
-LOSSES = {"loss": Figure("loss (bits a token)", 3, larger_is_better=False),
-          "nll_loss": Figure("loss without smoothing (bits a token)", 3, larger_is_better=False),
+LOSSES = {"loss": Figure("loss (bits per token)", 3, larger_is_better=False),
+          "nll_loss": Figure("loss without smoothing (bits per token)", 3, larger_is_better=False),
           "ppl": Figure("perplexity", 2, larger_is_better=False)}
 
 

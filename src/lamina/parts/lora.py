@@ -38,7 +38,7 @@ class Lora(Adapter):
     lora_matrices: tuple[str, ...] = flag(CHOICES, "the matrices that get them: queries, keys and values of all attention, its "
                                                    "output, and both of the feed-forward blocks", choices=CHOICES,
                                           metavar="NAME[,NAME..]")
-    lora_train_also: tuple[str, ...] = flag((), "names or patterns of weights to train besides, such as source_embedding for "
+    lora_train_also: tuple[str, ...] = flag((), "names or patterns of weights to train as well, such as source_embedding for "
                                                 "new types, or '*.norm'", metavar="PATTERN,..", repeats=True)
 
     needs_trained_model = True

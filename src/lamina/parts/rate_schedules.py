@@ -39,7 +39,7 @@ class WarmUpFrom(WarmUp):
     """Warm-up from a chosen rate."""
 
     warmup_init_lr: float = flag(-1.0, "learning rate at which warm-up starts, 1e-7 in most recipes; a negative one "
-                                 "stands for 0, and for --lr with cosine", needs="warmup-updates")
+                                 "means 0, and --lr with cosine", needs="warmup-updates")
 
     def start(self, default: float) -> float:
         return default if self.warmup_init_lr < 0.0 else self.warmup_init_lr

@@ -132,7 +132,7 @@ class ForbiddenWords(StepRule):
     knows_prompts = True
 
     forbidden_words: str | None = flag(
-        None, "never say what stands in FILE: a word or phrase per line, in the pieces of the target dictionary, separated by "
+        None, "never say what FILE lists: a word or phrase per line, in the pieces of the target dictionary, separated by "
               "spaces", metavar="FILE")
 
     @property

@@ -51,7 +51,7 @@ def file_size(path: str) -> int:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     if size == 0:
-        raise DataError(f"{path} is empty; expected one sentence a line.")
+        raise DataError(f"{path} is empty; expected one sentence per line.")
     return size
 
 

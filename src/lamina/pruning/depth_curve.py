@@ -90,7 +90,7 @@ def draw_curve(path: Path, points: Sequence[Point], *, stacks: str, metric: str)
     judged = known_figures()[metric].figure
     quality.set(xlabel=layers, ylabel=judged.label,
                 title=f"quality ({'higher' if judged.larger_is_better else 'lower'} is better)")
-    speed.set(xlabel=layers, ylabel="target tokens a second", title="decoding speed", ylim=(0, None))
+    speed.set(xlabel=layers, ylabel="target tokens per second", title="decoding speed", ylim=(0, None))
     values = [point.value for point in points]
     if metric == "loss" and min(values) > 0 and max(values) > LOG_FROM * min(values):
         from matplotlib.ticker import LogLocator, NullFormatter

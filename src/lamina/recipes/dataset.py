@@ -12,6 +12,7 @@ from lamina.config.yaml_file import read_mapping
 from lamina.errors import ConfigError
 from lamina.files import is_plain_name
 from lamina.recipes.confine import ADVICE, is_place_inside
+from lamina.recipes.origins import Download, read_downloads
 from lamina.suggestions import suggestion
 
 TEXT = "txt"  # the ending of a text with one side
@@ -59,6 +60,7 @@ class Dataset:
     has_bpe_marks: bool = False  # `@@ ` in the text as it comes
     preprocess: dict[str, Any] = field(default_factory=dict)  # flags of `lamina preprocess`
     score: dict[str, Any] = field(default_factory=dict)  # flags of `lamina score`
+    downloads: tuple[Download, ...] = ()  # where files come from
     call: str = ""  # what `lamina recipe prepare` is told: its name, or the path of its file
 
     @property
@@ -68,27 +70,35 @@ class Dataset:
     @property
     def digest(self) -> str:
         """Two corpora with the same digest are the same text; notes on them do not count."""
-        settings = {name: value for name, value in asdict(self).items() if name not in ("about", "call")}
+        settings = {name: value for name, value in asdict(self).items() if name not in ("about", "downloads", "call")}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
-    def archives(self) -> list[str]:
-        """What to download, in the order of the file."""
+    def places(self) -> list[str]:
         tests = [place for test in self.tests for places in (test.source, *test.references, (test.m2,)) for place in places]
-        places = [*self.train, *self.valid, *tests]
-        names = [place.partition("!")[0].replace("|", " or ") if "!" in place else place.partition("/")[0] for place in places]
-        return [name for name in dict.fromkeys(names) if name]
+        return [place for place in (*self.train, *self.valid, *tests) if place]
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What to download, in the order of the file: names, `a.tgz|b.tgz` for alternatives, and a place inside of each."""
+        found: dict[str, str] = {}
+        for place in self.places:
+            found.setdefault(place.partition("!")[0] if "!" in place else place.partition("/")[0], place)
+        return found
+
+    @property
+    def archives(self) -> list[str]:
+        return [name.replace("|", " or ") for name in self.files]
 
 
 def check_places(dataset: Dataset) -> None:
     """All of them below the folder of downloads."""
-    tests = [place for test in dataset.tests for places in (test.source, *test.references, (test.m2,)) for place in places]
-    for place in (*dataset.train, *dataset.valid, *tests):
+    for place in dataset.places:
         if not is_place_inside(place):
             raise ConfigError(f"corpus {dataset.name}: {place} leads out of --data, the folder that it may read. {ADVICE}.")
 
 
-KEYS = ("about", "languages", "train", "valid", "tests", "clean", "bpe", "preprocess", "score")
+KEYS = ("about", "downloads", "languages", "train", "valid", "tests", "clean", "bpe", "preprocess", "score")
 
 
 def read_dataset(path: Path) -> Dataset:
@@ -121,6 +131,7 @@ def _dataset(name: str, values: dict[str, Any]) -> Dataset:
         name=name, about=str(values.get("about", "")), languages=languages, train=_words(values, "train"),
         valid=_words({"valid": valid}, "valid"), valid_every=every, has_bpe_marks=bool(values.get("bpe", False)),
         tests=tuple(_test(str(test), place, languages) for test, place in tests.items()),
+        downloads=read_downloads(values.get("downloads") or {}),
         cleaning=_cleaning(values.get("clean") or {}), preprocess=_mapping(values, "preprocess"),
         score=_mapping(values, "score"))
 

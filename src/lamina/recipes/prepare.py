@@ -19,7 +19,8 @@ from lamina.files import whole_folder
 from lamina.metrics.m2 import Annotated, read_m2
 from lamina.preprocess.workers import Progress, Workers, no_progress
 from lamina.recipes.dataset import Cleaning, Dataset, TestSet, check_places, filled
-from lamina.recipes.sources import read_place
+from lamina.recipes.origins import digest_of, origin
+from lamina.recipes.sources import locate, read_place
 from lamina.text.subword import Whitespace, remove_joiners
 from lamina.text.tokenizer import Moses, punctuation_normalizer
 
@@ -47,13 +48,26 @@ def prepare(dataset: Dataset, downloads: Path, out: Path, *, workers: int = 1,
     if is_confined:
         check_places(dataset)
     read = partial(read_place, downloads, is_confined=is_confined)
+    files = digests(dataset, downloads)
     with whole_folder(out) as folder, Workers(workers) as pool:
         counts = dict(_write_training(dataset, read, folder, pool, progress))
         for test in dataset.tests:
             counts[test.name] = _write_test(dataset, test, read, folder, pool)
-        report = {"corpus": dataset.name, "digest": dataset.digest, "splits": counts}
+        report = {"corpus": dataset.name, "digest": dataset.digest, "splits": counts, "files": files}
         (folder / REPORT_NAME).write_text(json.dumps(report, indent=1) + "\n")
     return counts
+
+
+def digests(dataset: Dataset, downloads: Path) -> dict[str, str]:
+    """The SHA-256 of each archive. All files that are missing are told at once, with where they come from."""
+    places = {name: filled(place, dataset.languages, 0) for name, place in dataset.files.items()}
+    there = {name: locate(downloads, place) for name, place in places.items()}
+    missing = [(name, origin(dataset.downloads, name)) for name, found in there.items() if found is None]
+    if known := [(name, own) for name, own in missing if own is not None]:
+        told = "; ".join(f"{name.replace('|', ' or ')} ({own.how(downloads)})" for name, own in known)
+        raise DataError(f"{downloads} has no {told}. Put {'them' if len(known) > 1 else 'it'} there, or name the right folder "
+                        "with --data.")
+    return {found[0].name: digest_of(found[0]) for found in there.values() if found is not None and found[1]}
 
 
 def _write_training(dataset: Dataset, read: Read, folder: Path, pool: Workers,

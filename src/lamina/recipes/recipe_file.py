@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from lamina.config.packaged_recipes import all_names, folders
+from lamina.config.packaged_recipes import all_corpora, all_names, folders
 from lamina.config.yaml_file import read_mapping
 from lamina.errors import ConfigError
 from lamina.files import is_plain_name
@@ -111,7 +111,7 @@ def find_dataset(name: str, beside: Path | None = None) -> Dataset:
     places = [folder / "data" / f"{name}.yaml" for folder in ([beside] if beside else []) + folders()]
     found = next((place for place in places if place.is_file()), None) if is_plain_name(name) else None
     if found is None:
-        known = sorted({path.stem for folder in folders() for path in (folder / "data").glob("*.yaml")})
+        known = all_corpora()
         hint = suggestion(name, known).replace("--", "")
         raise ConfigError(f"there is no corpus {name!r}.{hint} Known: {', '.join(known)}.")
     dataset = read_dataset(found)

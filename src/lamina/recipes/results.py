@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import statistics
 from collections.abc import Iterable, Sequence
@@ -127,16 +128,27 @@ def _origins(rows: list[Row], data: str | None) -> str:
     # A run that crashed says nothing of it.
     hardware = ", ".join(dict.fromkeys(row["hardware"] for row in rows if row.get("hardware"))) or "unknown hardware"
     commits = ", ".join(dict.fromkeys((row.get("commit") or "unknown")[:12] for row in rows))
-    commands = "\n".join(dict.fromkeys(shared_command(row["command"], data) for row in rows))
+    commands = "\n".join(dict.fromkeys(wrapped(shared_command(row["command"], data)) for row in rows))
     alone = "" if all(row.get("jobs", 1) == 1 for row in rows) else " Runs that shared the machine have no times."
     return (f"{hardware}; commit {commits}; losses in bits per token, ± is the standard deviation over seeds.{alone}\n\n"
             f"```sh\n{commands}\n```\n")
 
 
-# What depends on the machine and the day: whoever repeats a run has others.
+# What depends on the machine and the day: they differ when a run is repeated.
 OWN_OPTIONS = ("--out", "--work", "--stop-after", "--commit", "--workers", "--keep-checkpoints", "--jobs")
 # What docs/ call the folder that holds the downloads, wherever it was.
 PUBLISHED_DATA = "downloads"
+
+
+def wrapped(line: str, columns: int = 88) -> str:
+    """A command over several lines, broken ahead of options."""
+    lines = [""]
+    for word in re.split(r" (?=--?[a-z])", line):
+        if lines[-1] and len(lines[-1]) + len(word) + 3 > columns:
+            lines.append("    " + word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+    return " \\\n".join(lines)
 
 
 def shared_command(line: str, data: str | None = None) -> str:

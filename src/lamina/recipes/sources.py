@@ -47,15 +47,24 @@ def read_place(folder: Path, place: str, *, is_confined: bool = True) -> Iterato
     return lines
 
 
-def _find(folder: Path, place: str) -> tuple[Path, str]:
-    """A file, or an archive and the member of it that is meant."""
+def locate(folder: Path, place: str) -> tuple[Path, bool] | None:
+    """The file of a place, and whether that is an archive which has not been unpacked; None where there is neither."""
     archives, _, members = place.rpartition("!")
     for member in members.split("|"):
         for depth in ("", "*/", "*/*/"):
             for name in (member, member.removesuffix(".gz")):
                 if found := sorted(path for path in folder.glob(depth + name) if path.is_file()):
-                    return found[0], ""
+                    return found[0], False
     path = next((folder / name for name in archives.split("|") if name and (folder / name).is_file()), None)
+    return None if path is None else (path, True)
+
+
+def _find(folder: Path, place: str) -> tuple[Path, str]:
+    """A file, or an archive and the member of it that is meant."""
+    archives, _, members = place.rpartition("!")
+    path, is_archive = locate(folder, place) or (None, False)
+    if path is not None and not is_archive:
+        return path, ""
     if path is None:
         wanted = f"{archives.replace('|', ' or ')} (with {members.replace('|', ' or ')} in it)" if archives else members
         raise DataError(f"{folder} has no {wanted}. Download it into this folder, or name the right one with --data.")

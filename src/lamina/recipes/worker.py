@@ -146,7 +146,7 @@ def _free_memory() -> None:
 
 
 def hardware() -> str:
-    """The GPU, or the processor, without the machine's name."""
+    """The GPU, or the CPU, without the machine's name."""
     import platform
 
     torch = sys.modules.get("torch")

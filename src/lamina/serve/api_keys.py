@@ -55,10 +55,10 @@ def load_keys(path: str | None, environ: Mapping[str, str] = os.environ) -> ApiK
             lines = Path(path).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise ConfigError(f"--api-keys {path} cannot be read: {reason}. Name a file with one key a line.") from None
+            raise ConfigError(f"--api-keys {path} cannot be read: {reason}. Name a file with one key per line.") from None
         own = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
         if not own:
-            raise ConfigError(f"--api-keys {path} holds no key. Write one a line, or leave the option out to serve everybody.")
+            raise ConfigError(f"--api-keys {path} holds no key. Write one per line, or leave it out to serve everybody.")
         keys += own
     short = sum(len(key) < SHORTEST for key in keys)
     if short:

@@ -70,7 +70,7 @@ def _ranked(translation: Translation | None, rank: int) -> Translation | None:
 
 
 def _next_word(text: str) -> int:
-    """The number of the word that begins, or goes on, behind this text."""
+    """The number of the word that begins, or continues, behind this text."""
     return len(text.split()) - (1 if text and not text[-1].isspace() else 0)
 
 

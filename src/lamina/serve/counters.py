@@ -49,7 +49,7 @@ def prometheus_text(counters: Counters, engines: Mapping[str, EngineStats], conn
     page.add("lamina_connections", "gauge", "Open connections.", [({}, connections)])
     page.histograms("lamina_request_seconds", "Seconds from a request's head to its answer, by API.",
                     [({"api": api}, own) for api, own in counters.latencies.items()])
-    page.add("lamina_tokens_per_second", "gauge", "Target tokens a second, the mean of the last minute.",
+    page.add("lamina_tokens_per_second", "gauge", "Target tokens per second, the mean of the last minute.",
              [({}, counters.tokens_per_second())])
     page.add("lamina_generated_tokens_total", "counter", "Tokens that language models wrote.",
              [({"model": name}, number) for name, number in counters.tokens.items()])

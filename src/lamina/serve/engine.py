@@ -2,7 +2,7 @@
 
 `submit` checks a request, cuts its texts into sentences and turns them into ids, in the caller's thread. The worker thread
 takes sentences from the queue, one client after the other, as slots fall free, and runs the steps of all searches
-(serve/lanes.py). An answer is what `lamina generate` would give for the same sentences and options, whoever else is served.
+(serve/lanes.py). An answer is what `lamina generate` would give for the same sentences and options, whatever else is served.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lamina.serve.exchange import Answer, ClosedError, EngineStats, Histogram, Q
 from lamina.serve.lanes import LaneError, Lanes, Wanted
 from lamina.text.sentence_splitter import Segment, split_sentences
 
-# Options that name files: whoever starts the engine may give them, a client may not.
+# Options that name files: the process that starts the engine may give them, a client may not.
 FILE_OPTIONS = frozenset({"forbidden_words"})
 LONGEST_WAIT = 60.0  # seconds that a client is told to wait at most when the queue is full
 
@@ -125,14 +125,14 @@ class Engine:
         """A request's options on top of the defaults; a ConfigError says what is wrong with them."""
         for name in options:
             if name.replace("-", "_") in FILE_OPTIONS:
-                raise ConfigError(f"{name} names a file, which only whoever starts the server may do. Leave it out.")
+                raise ConfigError(f"{name} names a file, and only the server's own command line may. Leave it out.")
         return self._config_of({**self.defaults, **options})
 
     def _config_of(self, options: Mapping[str, object]) -> SearchConfig:
         config = search_config(**options)
         if config.uses_padded_width:
-            raise ConfigError("--max-len-from-padded-width makes results depend on the batch, and here nobody knows who "
-                              "shares it. Leave it out.")
+            raise ConfigError("--max-len-from-padded-width makes results depend on the batch, which other "
+                              "requests share. Leave it out.")
         return config
 
     def submit(self, request: Request) -> Future[Answer]:
@@ -315,8 +315,8 @@ class Engine:
             self._lanes.add(job.wanted)
             return
         if best.is_lost:
-            self._fail(ticket, DataError("the model computed no numbers for a sentence. If it computes in half precision, its "
-                                         "values may be too large there."))
+            self._fail(ticket, DataError("the model's scores for a sentence are NaN or infinite. In half precision, its values "
+                                         "may be too large."))
             return
         ticket.found[job.place] = job, self.model.translation(hypotheses, job.wanted.ids.tolist(), self.remove_bpe)
         ticket.num_left -= 1

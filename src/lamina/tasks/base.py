@@ -102,7 +102,7 @@ class Task(ABC):
     def check_origin(self, checkpoint: Checkpoint, path: Path) -> None:
         if checkpoint.task not in (self.name, *self.kind.begins_from):
             raise CheckpointError(f"{path} was trained with --task {checkpoint.task}, not {self.name}. Give that task, or "
-                                  "another --save-dir to start afresh in.")
+                                  "another --save-dir for a new run.")
 
     def check_dictionary(self, side: str, theirs: Vocabulary, ours: Vocabulary, path: Path) -> None:
         if theirs != ours:

@@ -105,7 +105,7 @@ class SentencePiece:
 
 
 class Bpe:
-    """Byte-pair codes in subword-nmt's format; a piece that goes on within its word ends in @@."""
+    """Byte-pair codes in subword-nmt's format; a piece that is continued within its word ends in @@."""
 
     kind = "bpe"
 

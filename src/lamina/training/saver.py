@@ -67,7 +67,7 @@ class Saver:
         self.save({}, [LAST_NAME], self.progress.epoch, is_check_pending=is_check_pending)
 
     def save_now(self, *, is_check_next: bool) -> None:
-        """As a run that stops here would, and then go on."""
+        """As a run that stops here would, and then continue."""
         if not self.config.saving.is_on:
             self.reporter.note("SIGUSR1: nothing is saved (--no-save)")
             return

@@ -28,7 +28,7 @@ CLIP_EPSILON = 1e-6
 
 
 class UpdateResult(NamedTuple):
-    """What an update did on all ranks, perhaps still under way: whoever reads it waits for it."""
+    """What an update did on all ranks, perhaps still under way: reading it waits for it."""
 
     numbers: Tensor  # (5,): loss sum, nll sum, gradient norm, loss scale, 1 if the step was taken
     grad_norms: Tensor  # (P,), one a parameter

@@ -121,7 +121,7 @@ export class Depths {
       const bar = make("i")
       bar.style.setProperty("--share", answer ? seconds[place] / most : 0)
       const row = make("tr", {}, make("td", {}, pick), make("td", {}, ...(answer ? compared(answer.translatedText, best) : ["…"])),
-        make("td", { className: "time", text: answer ? milliseconds(seconds[place]) : "" }, bar),
+        make("td", { className: "time", text: answer ? milliseconds(seconds[place]) : "" }, ...(answer ? [bar] : [])),
         make("td", { text: answer ? Math.round(answer.tokens / Math.max(seconds[place], 1e-6)) : "" }))
       row.dataset.place = place
       return row

@@ -20,7 +20,7 @@ export class Inside {
 
   drawShares({ columns, shares }) {
     const most = Math.max(...shares.flat())
-    const head = make("tr", {}, make("th", { scope: "col", text: "" }),
+    const head = make("tr", {}, make("td", {}, make("span", { className: "visually-hidden", text: "reads" })),
       ...columns.map(name => make("th", { scope: "col", text: name.replace("layer ", ""), title: name })))
     const rows = shares.map((row, layer) => make("tr", {}, make("th", { scope: "row", text: `decoder ${layer + 1}` }),
       ...row.map((share, place) => {
