@@ -43,7 +43,7 @@ def tiles_for(kernel: str, channels: int) -> Tiles:
 def packed_attention(query: Tensor, memory: Tensor | None, query_sentences: Tensor, query_bounds: Tensor,
                      key_sentences: Tensor, key_bounds: Tensor, num_heads: int, is_causal: bool,
                      dropout_p: float) -> tuple[Tensor, Tensor, Tensor]:
-    """What each query makes of its sentence, and what the gradient needs besides: normalisers (H, N) and a seed (1,).
+    """What each query makes of its sentence, and what else the gradient needs: normalisers (H, N) and a seed (1,).
 
     query: (N, D) and memory: (M, 2 * D), keys then values; or query: (N, 3 * D), queries then keys then values, and no memory
     """

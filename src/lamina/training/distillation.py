@@ -1,4 +1,4 @@
-"""A model that learns from another one besides the data: word-level distillation (Kim and Rush 2016, §3.1)."""
+"""A model that learns from another one as well as from data: word-level distillation (Kim and Rush 2016, §3.1)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LIMITS = ("max_source_positions", "max_target_positions", "max_positions")
 
 def criterion_of(config: TrainConfig, own: Criterion, task: Task, dtype: torch.dtype, device: torch.device,
                  note: Callable[[str], object]) -> Criterion:
-    """What a run minimises: its own criterion, and besides it the distance from a teacher where there is one."""
+    """What a run minimises: its own criterion, and also the distance from a teacher where there is one."""
     options = config.distillation
     return own if options.teacher is None else Distilled(own, open_teacher(config, task, dtype, device, note), options)
 
