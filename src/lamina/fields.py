@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class UnknownPartError(ConfigError):
-    """A name that is none of an option's choices; a part that nobody registered, it may be."""
+    """A name that is none of an option's choices; perhaps a part that was not registered."""
 
     def __init__(self, option: str, name: object, known: Iterable[str], *, is_list: bool = False) -> None:
         several = ", or several of them separated by commas" if is_list else ""

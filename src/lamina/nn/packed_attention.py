@@ -3,7 +3,7 @@
 The usual kernels for sequences of different lengths give each sequence and head a tile of its own, which for sentences of
 fifteen tokens is nearly empty: they took 40 % of an update. Here a tile holds as many sentences as fit, and goes over the
 keys from the first one's start to the last one's end. As operators of torch, so that the compiler takes them as they are;
-keys and values, or all three, come in one tensor, and so do their gradients, which nobody then has to join.
+keys and values, or all three, come in one tensor, and so do their gradients, which then need not be joined.
 """
 
 # N queries, M keys, H heads, C channels of a head, R sentences

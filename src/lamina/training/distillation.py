@@ -37,7 +37,7 @@ def criterion_of(config: TrainConfig, own: Criterion, task: Task, dtype: torch.d
 class Distilled(Criterion):
     """(1 - weight) * another criterion + weight * cross entropy against the teacher's distribution.
 
-    The teacher's pass is part of the student's, and captured with it: it asks the host nothing.
+    The teacher's pass is part of the student's, and captured with it: it never synchronizes with the CPU.
     """
 
     def __init__(self, own: Criterion, teacher: Model, options: DistillationConfig) -> None:
