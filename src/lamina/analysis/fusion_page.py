@@ -34,7 +34,7 @@ def head_in_words(model: EncoderDecoder) -> str:
 
 def weights_section(model: EncoderDecoder, weights: FusionWeights | None) -> Section:
     name, title = "fusion_weights", "What each decoder layer reads"
-    also = " The softmax also reads the source embeddings, by the gate's share." if mixes_hard(model) else ""
+    also = " The softmax also reads the source embeddings, as far as the gate lets it." if mixes_hard(model) else ""
     if weights is None:
         return Section(name, title, "There is no map of fusion weights: every decoder layer of this model reads the encoder's "
                                     f"output and nothing else.{also}")
