@@ -97,6 +97,11 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
+def told(text: str) -> None:
+    """At once: a run that is cut short has said how far it came."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def measure(data: str, options: argparse.Namespace, max_tokens: int) -> list[dict[str, Any]]:
     flags = [f"--{side}-{name}={value}" for side in ("encoder", "decoder") for name, value in (
         ("layers", options.layers), ("embed-dim", options.width), ("ffn-embed-dim", 4 * options.width),
@@ -104,11 +109,14 @@ def measure(data: str, options: argparse.Namespace, max_tokens: int) -> list[dic
     flags += ["--max-tokens", str(max_tokens), *(["--cpu"] if options.device == "cpu" else []), *options.extra]
     cases = []
     for rate in options.rates:
+        told(f"{max_tokens} tokens, LayerDrop {rate:g}: {WARM_UP} updates first, compiled and captured where there is a GPU")
         cases.append(Case(data, rate, flags))
-        print(f"{max_tokens} tokens, LayerDrop {rate:g}: ready after {cases[-1].warm_up:.1f} s", file=sys.stderr, flush=True)
-    for _ in range(options.rounds):
+        told(f"{max_tokens} tokens, LayerDrop {rate:g}: ready after {cases[-1].warm_up:.1f} s")
+    for number in range(options.rounds):
         for case in cases:
             case.take_turn(options.turn)
+        told(f"{max_tokens} tokens, turn {number + 1} of {options.rounds}, ms/update: "
+             + ", ".join(f"LayerDrop {case.rate:g} {1000 * case.seconds[-1]:.1f}" for case in cases))
     rows: list[dict[str, Any]] = []
     first = cases[0]
     for case in cases:
@@ -146,6 +154,7 @@ def main() -> None:
     settle_threads()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
+        told(f"writing {options.pairs} pairs of made-up data")
         data = str(write_folder(Path(temporary) / "data", options.pairs, options.vocabulary))
         for max_tokens in options.max_tokens.split(","):
             rows += measure(data, options, int(max_tokens))

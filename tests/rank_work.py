@@ -158,7 +158,8 @@ class RepeatedPasses(CapturedPasses):
 
 
 def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dtype, Ranks], FlatWeights],
-                  dtype: torch.dtype = torch.float32, max_rows: int | None = None, *, is_replayed: bool = False) -> Outcome:
+                  dtype: torch.dtype = torch.float32, max_rows: int | None = None, *, is_replayed: bool = False,
+                  cuda_graphs: bool = True) -> Outcome:
     """A few updates on this rank's batches; those of more than `max_rows` do not fit into its memory."""
     config = case.config
     model = case.new_model(config).to(ranks.device)
@@ -169,7 +170,8 @@ def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dt
         ranks.broadcast_(parameter.data)
     # Not Adam: the bias of keys has no gradient but rounding, which Adam would divide by itself.
     optimization = OptimizationConfig(criterion=case.criterion, optimizer=Nag(), clip_norm=1.0)
-    updater = Updater(model, optimization, PrecisionConfig(), dtype, ranks, new_weights(model, dtype, ranks))
+    updater = Updater(model, optimization, PrecisionConfig(cuda_graphs=cuda_graphs), dtype, ranks,
+                      new_weights(model, dtype, ranks))
     if is_replayed:
         updater._captured = RepeatedPasses(updater, ranks)
         updater.weights.expect_replays_()

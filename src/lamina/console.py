@@ -43,7 +43,7 @@ def warn(text: str) -> None:
 
 
 def tell(line: str) -> None:
-    """To the person, if there is one: a log that nobody reads or that has no room left is no reason to fail."""
+    """To the person, if there is one: a log that is not read or that has no room left is no reason to fail."""
     try:
         print(printable(line), file=sys.stderr, flush=True)
     except (OSError, ValueError):
@@ -118,7 +118,7 @@ class LastingStream:
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """Inside, work continues when nobody takes what it prints any more: a closed pipe or terminal, a full disk under a log.
+    """Inside, work continues when what it prints is no longer read: a closed pipe or terminal, a full disk under a log.
 
     The other of the two streams says so, once.
     """
@@ -190,7 +190,7 @@ def silence(*, is_on: bool) -> Iterator[None]:
 
 @contextmanager
 def progress(label: str, total: int | None = None) -> Iterator[Advance]:
-    """Counts up to `total` (None: nobody knows): a live bar in a terminal, a line now and then in a log."""
+    """Counts up to `total` (None: unknown): a live bar in a terminal, a line now and then in a log."""
     with (_bar if sys.stderr.isatty() else _lines)(label, total) as advance:
         yield advance
 

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class UnknownPartError(ConfigError):
-    """A name that is none of an option's choices; a part that nobody registered, it may be."""
+    """A name that is none of an option's choices; perhaps a part that was not registered."""
 
     def __init__(self, option: str, name: object, known: Iterable[str], *, is_list: bool = False) -> None:
         several = ", or several of them separated by commas" if is_list else ""
@@ -269,7 +269,7 @@ def build(cls: type[T], values: Mapping[str, Any], explicit: Collection[str] = (
 def with_switches_applied(cls: type, values: Mapping[str, Any], explicit: Collection[str] = ()) -> dict[str, Any]:
     """{"transparent-attention": True} as {"fusion": "transparent"}; the switches themselves are gone then.
 
-    {"lora-rank": 8} chooses {"adapter": "lora"} besides.
+    {"lora-rank": 8} also chooses {"adapter": "lora"}.
     """
     switches = [leaf for leaf in unique_leaves(cls) if leaf.sets]
     rest = {name: value for name, value in values.items() if name not in {leaf.name for leaf in switches}}

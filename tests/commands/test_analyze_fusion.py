@@ -62,7 +62,7 @@ def test_figures_numbers_and_page(fused, data, tmp_path):
     assert "&#x27;the $ old &lt;b&gt; boat&#x27;" in page
     assert "a learned mix of encoder layers" in page
     assert "a gate learned for each token" in page
-    assert "The softmax also reads the source embeddings, by the gate's share." in page
+    assert "The softmax also reads the source embeddings, as far as the gate lets it." in page
     assert "6 sentence pairs" in page
     tables = {name: table(out / f"{name}.csv") for name in FIGURES}
     weight = load_checkpoint(fused).weights["memory.weight"]

@@ -1,4 +1,9 @@
-"""Compiling takes seconds a test: test_captured.py does it, the others capture updates as they are."""
+"""Compiling takes seconds a test: test_captured.py does it, the others capture updates as they are.
+
+A run on a GPU may be cut short, so each failure is told as soon as it is known.
+"""
+
+import os
 
 import pytest
 
@@ -17,3 +22,36 @@ def uncompiled(request, monkeypatch):
         monkeypatch.setattr(module, "compiled", lambda function: function)
     yield
     loss_module.compiled_chunk.cache_clear()
+
+
+class FailuresAtOnce:
+    """One line for each failure, while other tests are still running. With xdist the process that prints hears of all."""
+
+    def __init__(self, terminal):
+        self.terminal = terminal
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.terminal.ensure_newline()
+            self.terminal.write_line(f"FAILED {report.nodeid} ({report.when}): {reason(report)}", red=True)
+            self.terminal.flush()
+
+    def pytest_collectreport(self, report):
+        self.pytest_runtest_logreport(report)
+
+
+def reason(report):
+    """Where it failed, the error's first line, and the last line on stderr, where commands say what is wrong."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is None:
+        lines = [(report.longreprtext.strip().splitlines() or ["no reason given"])[-1]]
+    else:
+        lines = [f"{os.path.basename(crash.path)}:{crash.lineno}: {crash.message.partition(chr(10))[0]}"]
+    return " | ".join([*lines, *report.capstderr.strip().splitlines()[-1:]])
+
+
+@pytest.hookimpl(trylast=True)  # the terminal comes first
+def pytest_configure(config):
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(terminal), "failures-at-once")

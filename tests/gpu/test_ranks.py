@@ -7,7 +7,7 @@ from torch import distributed as dist
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.distributed.ranks import Ranks
 from lamina.training.update import Updater
-from rank_work import CASES, KINDS, PAIRS, alone, replicated, train_updates
+from rank_work import CASES, KINDS, PAIRS, alone, recomputed, replicated, train_updates
 from tiny import batch_of, tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -25,7 +25,9 @@ def ranks(tmp_path_factory):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_a_group_of_one_equals_no_group(ranks, name, kind, dtype):
-    expected = train_updates(CASES[name], ranks, alone, dtype)
+    # Layers that are computed again draw another dropout where they are captured, and sharded weights are never captured.
+    draws_alike = CASES[name].new_model is not recomputed or kind != "sharded"
+    expected = train_updates(CASES[name], ranks, alone, dtype, cuda_graphs=draws_alike)
     found = train_updates(CASES[name], ranks, KINDS[kind], dtype)
     tolerance = 1e-5 if dtype == torch.float32 else 5e-2
     torch.testing.assert_close(found.numbers, expected.numbers, rtol=tolerance, atol=tolerance)

@@ -34,17 +34,17 @@ def head_in_words(model: EncoderDecoder) -> str:
 
 def weights_section(model: EncoderDecoder, weights: FusionWeights | None) -> Section:
     name, title = "fusion_weights", "What each decoder layer reads"
-    besides = " The softmax also reads the source embeddings, by the gate's share." if mixes_hard(model) else ""
+    also = " The softmax also reads the source embeddings, as far as the gate lets it." if mixes_hard(model) else ""
     if weights is None:
         return Section(name, title, "There is no map of fusion weights: every decoder layer of this model reads the encoder's "
-                                    f"output and nothing else.{besides}")
+                                    f"output and nothing else.{also}")
     if isinstance(model.memory, LayerWise):
-        text = f"Layer-wise attention: each decoder layer reads one encoder layer, and nothing here is learned.{besides}"
+        text = f"Layer-wise attention: each decoder layer reads one encoder layer, and nothing here is learned.{also}"
     else:
         by_channel = isinstance(model.memory, LayerAttention) and model.memory.weight.dim() == 3
         text = ("The share of each encoder layer in what a decoder layer's cross-attention reads; a row sums to one"
                 f"{', and each share is the mean over channels' if by_channel else ''}. Equal shares would be "
-                f"{1 / len(weights.columns):.2f}.{besides}")
+                f"{1 / len(weights.columns):.2f}.{also}")
     rows = [(reader + 1, column, f"{share:.6f}", f"{spread:.6f}") for reader in range(len(weights.shares))
             for column, share, spread in zip(weights.columns, weights.shares[reader], weights.spread[reader], strict=True)]
     figure = charts.heat_map(weights.shares, [str(reader + 1) for reader in range(len(weights.shares))], weights.columns,
@@ -143,9 +143,9 @@ def masking_section(model: EncoderDecoder, masked: Masked | None, metric: str = 
                   "change in\nlength ratio": changes["length_ratio_change"], **series}
         facts |= {f"{label} of the whole model": whole.value, "length ratio of the whole model": whole.bleu.ratio,
                   "signature": whole.signature}
-        what = f"{label}, the length of translations as a share of the references', and the loss of the references"
+        what = f"{label}, the length of translations relative to the reference translations, and the loss of those"
     else:
-        what = "The loss of the references"
+        what = "The loss of the reference translations"
     losses = {mask: loss_change(quality, whole) for mask, quality in masked.without.items()}
     facts["most missed, by loss"] = max(losses, key=lambda mask: losses[mask][0])
     facts |= {f"change in loss without {mask}": f"{change:+.4f} ± {error:.4f}" for mask, (change, error) in losses.items()
@@ -232,7 +232,7 @@ def similarity_section(model: EncoderDecoder, found: Similarity | None) -> Secti
         if not found.is_same_symbol.all():
             facts["mean cosine, aligned, without those"] = float(found.aligned[~found.is_same_symbol].mean())
     gap, error = _gap(found)
-    told = ", which is within noise: the embeddings by themselves know nothing of translation."
+    told = ", which is within noise: the embeddings alone know nothing of translation."
     if abs(gap) > NOISE * error:
         told = ": the embeddings know of translation." if gap > 0 else ", that is, less alike."
     conclusion = (f"Aligned words are closer than random ones by {gap:.3f} ± {error:.3f} in cosine{told} Pairs of a symbol "

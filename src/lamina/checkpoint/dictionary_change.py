@@ -185,7 +185,7 @@ class _Segmented:
         return piece if place is None else self.old.symbols[place]
 
     def _longest_matches(self, text: str, begins: bool) -> list[int]:
-        """From left to right: for dictionaries whose subword model nobody kept."""
+        """From left to right: for dictionaries whose subword model was not kept."""
         found, start = [], 0
         while start < len(text):
             for end in range(min(len(text), start + self.longest), start, -1):

@@ -1,4 +1,4 @@
-"""`lamina interactive`: translate lines, or continue prompts, as they come from a person, a pipe or a file."""
+"""`lamina interactive`: translate lines, or continue prompts, from a terminal, a pipe or a file."""
 
 from __future__ import annotations
 

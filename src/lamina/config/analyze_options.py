@@ -65,7 +65,7 @@ class SampleConfig:
     """What the model runs on."""
 
     data: str | None = flag(None, "data folder whose first training batch to run; made-up tokens if left out", metavar="FOLDER")
-    max_tokens: int = flag(1024, "most tokens of that batch", needs="data")
+    max_tokens: int = flag(1024, "maximum tokens of that batch", needs="data")
     num_sentences: int = flag(8, "sentences of a made-up batch", name="sentences", needs="!data")
     length: int = flag(24, "tokens of each of them", needs="!data")
     vocab_size: int = flag(1000, "symbols of a made-up vocabulary", needs=("!data", "!checkpoint"))

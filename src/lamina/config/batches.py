@@ -17,7 +17,7 @@ BREAK_MODES = ("none", "complete", "complete_doc", "eos")
 class BlockConfig:
     """Blocks of running text."""
 
-    size: int = flag(1024, "most tokens of a block; the model's longest input follows it; 512, <s> included, with --task "
+    size: int = flag(1024, "maximum tokens per block; the model's longest input follows it; 512, <s> included, with --task "
                            "masked_lm", name="tokens-per-sample")
     break_mode: str = flag("none", "where a block may end: anywhere (none), after a sentence (complete), also at the end of "
                                    "its document, an empty line (complete_doc), or after each sentence (eos); complete with "
@@ -57,8 +57,8 @@ class DataConfig:
 class BatchConfig:
     """Batches (16k tokens an update is usual: max-tokens × update-freq × GPUs)."""
 
-    max_tokens: int | None = flag(None, "most tokens in a batch, the longer side counted with its padding")
-    max_sentences: int | None = flag(None, "most sentence pairs in a batch", name="batch-size", aliases=("max-sentences",))
+    max_tokens: int | None = flag(None, "maximum tokens in a batch, the longer side counted with its padding")
+    max_sentences: int | None = flag(None, "maximum sentence pairs in a batch", name="batch-size", aliases=("max-sentences",))
     multiple: int = flag(8, "sentence pairs in a batch are a multiple of this where they can be",
                          name="required-batch-size-multiple")
     max_tokens_valid: int | None = flag(None, "--max-tokens for validation; as in training if left out")

@@ -22,15 +22,15 @@ class EvalData:
                                    aliases=("-s",), metavar="LANG")
     target_lang: str | None = flag(None, "accepted as in fairseq, likewise", aliases=("-t",), metavar="LANG")
     subset: str = flag("test", "split to evaluate", name="gen-subset")
-    block_size: int | None = flag(None, "most tokens that are read at once, the context included; as many as the model takes "
+    block_size: int | None = flag(None, "maximum tokens read at once, the context included; as many as the model takes "
                                         "if left out", name="tokens-per-sample")
     break_mode: str = flag("none", "where a block may end: anywhere (none), after a sentence (complete), also at the end of "
                                    "its document, an empty line (complete_doc), or after each sentence (eos)",
                            name="sample-break-mode", choices=BREAK_MODES)
     context_window: int = flag(0, "tokens of the text before a block that are read and not measured; takes them from "
                                   "--tokens-per-sample")
-    max_tokens: int | None = flag(None, "most tokens in a batch; 36000 if neither limit is given")
-    max_sentences: int | None = flag(None, "most blocks in a batch", name="batch-size", aliases=("max-sentences",))
+    max_tokens: int | None = flag(None, "maximum tokens in a batch; 36000 if neither limit is given")
+    max_sentences: int | None = flag(None, "maximum blocks in a batch", name="batch-size", aliases=("max-sentences",))
     skip_invalid: bool = flag(False, "leave out blocks longer than the model's positions, and say how many, instead of "
                                      "stopping", name="skip-invalid-size-inputs-valid-test")
     num_shards: int = flag(1, "parts to divide the split into")
@@ -52,7 +52,7 @@ class EvalLmConfig:
     data: EvalData = part(EvalData)
     files: ModelFiles = part(ModelFiles)
     task: str | None = flag(None, "what the model does; the checkpoint knows", choices=TasksWith(DECODER_ONLY))
-    softmax_batch: int | None = flag(None, "most tokens whose probabilities over the vocabulary are computed at once; as many "
+    softmax_batch: int | None = flag(None, "maximum tokens scored over the vocabulary at once; as many "
                                            "as fit into 128 MiB if left out")
     remove_bpe: str | None = flag(None, f"measure words, not subwords, which are joined at this mark: {joining.HELP}",
                                   metavar="[MARK]", bare_value=joining.BPE_MARK, aliases=("post-process",))

@@ -101,8 +101,8 @@ class SplitData:
     source_lang: str | None = flag(None, "source language; the checkpoint's if left out", aliases=("-s",), metavar="LANG")
     target_lang: str | None = flag(None, "target language; the checkpoint's if left out", aliases=("-t",), metavar="LANG")
     subset: str = flag("test", "split to translate", name="gen-subset")
-    max_tokens: int | None = flag(None, "most tokens in a batch; 12000 if neither limit is given (on a CPU 64 sentences)")
-    max_sentences: int | None = flag(None, "most sentences in a batch", name="batch-size", aliases=("max-sentences",))
+    max_tokens: int | None = flag(None, "maximum tokens in a batch; 12000 if neither limit is given (on a CPU 64 sentences)")
+    max_sentences: int | None = flag(None, "maximum sentences in a batch", name="batch-size", aliases=("max-sentences",))
 
     def __post_init__(self) -> None:
         for name, value in (("max-tokens", self.max_tokens), ("batch-size", self.max_sentences)):
@@ -190,8 +190,8 @@ class InteractiveConfig:
                                    metavar="LANG")
     input: str = flag("-", "file of lines; - is standard input")
     buffer_size: int = flag(0, "lines to read before working on them together; 0: one at a prompt, 1000 in a pipe")
-    max_tokens: int | None = flag(None, "most tokens in a batch")
-    max_sentences: int | None = flag(None, "most sentences in a batch", name="batch-size", aliases=("max-sentences",))
+    max_tokens: int | None = flag(None, "maximum tokens in a batch")
+    max_sentences: int | None = flag(None, "maximum sentences in a batch", name="batch-size", aliases=("max-sentences",))
     too_long: str = flag("truncate", "what to do with a line longer than the model's positions", choices=("truncate", "skip"))
     json: str | None = flag(None, "write to this file how many sentences and tokens came out in how many seconds, as one JSON "
                                   "object", metavar="FILE")
@@ -216,8 +216,8 @@ class RescoreConfig:
     files: ModelFiles = part(ModelFiles)
     source: str = flag(REQUIRED, "file of source lines", metavar="FILE")
     target: str = flag(REQUIRED, "file of their translations, line by line", metavar="FILE")
-    max_tokens: int | None = flag(None, "most tokens in a batch")
-    max_sentences: int | None = flag(None, "most pairs in a batch", name="batch-size", aliases=("max-sentences",))
+    max_tokens: int | None = flag(None, "maximum tokens in a batch")
+    max_sentences: int | None = flag(None, "maximum pairs in a batch", name="batch-size", aliases=("max-sentences",))
     too_long: str = flag("truncate", "what to do with a line longer than the model's positions", choices=("truncate", "skip"))
     json: str | None = flag(None, "write the closing figures to this file too, unrounded, as one JSON object", metavar="FILE")
     has_token_scores: bool = flag(True, "print each token's log-probability too", name="token-scores")

@@ -62,7 +62,7 @@ class _Formatter(argparse.HelpFormatter):
         return ", ".join(name.replace("--", "--[no-]", 1) for name in names)
 
     def _format_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any) -> str:
-        # Eighty flags in brackets teach nobody anything; the groups below do.
+        # Eighty flags in brackets explain nothing; the groups below do.
         positionals = " ".join(str(action.metavar) for action in actions if not action.option_strings)
         return f"usage: {self._prog} {positionals} [options]\n\n".replace("  ", " ")
 

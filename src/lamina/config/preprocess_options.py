@@ -37,13 +37,13 @@ class TextConfig:
                                    metavar="LANG")
     target_lang: str | None = flag(None, "target language, the ending of the target files", aliases=("-t",),
                                    metavar="LANG")
-    train_prefix: str | None = flag(None, "training files, less .LANG", name="trainpref", metavar="PREFIX")
+    train_prefix: str | None = flag(None, "training files, without .LANG", name="trainpref", metavar="PREFIX")
     valid_prefixes: tuple[str, ...] = flag((), "validation files; a second prefix becomes valid1, and so on",
                                            name="validpref", metavar="PREFIX,..", needs="!dict-only")
     test_prefixes: tuple[str, ...] = flag((), "test files; a second prefix becomes test1, and so on",
                                           name="testpref", metavar="PREFIX,..", needs="!dict-only")
     only_source: bool = flag(False, "one side only; without --source-lang the prefixes are whole file names")
-    max_line_length: int = flag(100_000, "a line with more characters than this is an error, since it is seldom meant")
+    max_line_length: int = flag(100_000, "a line with more characters than this is an error, since it is rarely intended")
 
     def __post_init__(self) -> None:
         check(self.only_source or None not in (self.source_lang, self.target_lang),
@@ -75,9 +75,9 @@ class DictionaryConfig:
                                  needs=("!srcdict", "!like"))
     target_threshold: int = flag(0, "words seen less often become <unk>", name="thresholdtgt",
                                  needs=("!tgtdict", "!only-source", "!like"))
-    source_size: int = flag(-1, "most words to keep, the 4 special symbols included; -1 keeps all", name="nwordssrc",
+    source_size: int = flag(-1, "maximum dictionary size, the 4 special symbols included; -1 keeps all", name="nwordssrc",
                             needs=("!srcdict", "!like"))
-    target_size: int = flag(-1, "most words to keep, the 4 special symbols included; -1 keeps all", name="nwordstgt",
+    target_size: int = flag(-1, "maximum dictionary size, the 4 special symbols included; -1 keeps all", name="nwordstgt",
                             needs=("!tgtdict", "!only-source", "!like"))
     padding_factor: int = flag(DEFAULT_PADDING_FACTOR, "fill the dictionary up to a multiple of this")
     dict_only: bool = flag(False, "write the dictionaries and stop")

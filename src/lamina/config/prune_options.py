@@ -50,8 +50,8 @@ class LayerMetricConfig:
     beam: int = flag(1, "beam of the translations that BLEU and decoding speed are measured on; 1 is greedy")
     remove_bpe: str | None = flag(None, f"join subwords at this mark before BLEU: {joining.HELP}; known automatically for data "
                                         "made with --subword", metavar="[MARK]", bare_value=joining.BPE_MARK)
-    max_tokens: int | None = flag(None, "most tokens in a batch; 4096 if neither limit is given")
-    max_sentences: int | None = flag(None, "most sentences in a batch", name="batch-size", aliases=("max-sentences",))
+    max_tokens: int | None = flag(None, "maximum tokens in a batch; 4096 if neither limit is given")
+    max_sentences: int | None = flag(None, "maximum sentences in a batch", name="batch-size", aliases=("max-sentences",))
     skip_invalid: bool = flag(False, "leave out what is too long, and say how much, instead of stopping",
                               name="skip-invalid-size-inputs-valid-test")
     memory: str | None = flag(None, "file that remembers what was measured, so that a search that was stopped, or is for "

@@ -55,12 +55,12 @@ class ServiceLimits:
     """Limits."""
 
     max_body_kib: int = flag(1024, "largest body of a request, in KiB")
-    max_chars: int = flag(20_000, "most characters of all texts of a request together")
-    max_texts: int = flag(128, "most texts of a request")
+    max_chars: int = flag(20_000, "maximum characters per request, all texts together")
+    max_texts: int = flag(128, "maximum texts per request")
     max_beam: int = flag(16, "largest beam that a request may ask for")
-    max_new_tokens: int = flag(1024, "most tokens that a language model writes for a request")
-    queue: int = flag(1024, "most requests that wait for a model; further ones are told to come back")
-    max_connections: int = flag(2048, "most open connections")
+    max_new_tokens: int = flag(1024, "maximum tokens that a language model writes per request")
+    queue: int = flag(1024, "maximum requests waiting for a model; further ones are asked to come back")
+    max_connections: int = flag(2048, "maximum open connections")
     timeout: float = flag(60.0, "seconds after which a request is given up")
     grace: float = flag(30.0, "seconds that running requests have to finish when the server is told to stop")
 

@@ -71,7 +71,7 @@ class PackedShape:
     def part_sizes(self) -> dict[str, int]:
         """How many numbers each part of a batch has, in the order in which they lie in its buffer.
 
-        What a batch brings along besides is one more name here and one more field of `Sides`.
+        What else a batch brings along is one more name here and one more field of `Sides`.
         """
         target_places = self.places if self.target_places is None else self.target_places
         sides = {"source": self.places, "target": target_places}

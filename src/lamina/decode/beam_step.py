@@ -60,7 +60,7 @@ class BeamStep:
         self.max_length = min(-(-num_steps // MULTIPLE) * MULTIPLE, search.max_positions)
         self.rules = Rules(self.config, first.limits, first.num_given, first.prefix, constraints, num_steps=num_steps + 1,
                            found=search.found)
-        # A slot that is done stays one step behind its last: there it may write what nobody reads.
+        # A slot that is done stays one step behind its last: there it may write what is not read.
         self.trace = Backtrace(num_steps + 1, batch, self.config.beam, device)
         self.uniforms = first.uniforms
         self.num_ended = torch.zeros(batch, dtype=torch.long, device=device)

@@ -152,7 +152,7 @@ class Constraints:
         self.rows: dict[int, ConstrainedRow] = {}  # by slot
 
     def put_(self, slot: int, row: ConstrainedRow | None) -> None:
-        """Another sentence takes the slot; None: it has no phrases, or nobody takes it."""
+        """Another sentence takes the slot; None: it has no phrases, or the slot stays empty."""
         self.rows.pop(slot, None)
         if row is not None:
             self.rows[slot] = row

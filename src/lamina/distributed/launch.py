@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 def find_place(config: RanksConfig, environ: Mapping[str, str]) -> Place:
-    """As the launcher says in the environment, or the flags; alone if nobody says anything."""
+    """As the launcher says in the environment, or the flags; alone if neither does."""
     # Slurm puts a task's number into every shell of a job; how many tasks a step has, only into what srun started.
     slurm_size = _number(environ, "SLURM_STEP_NUM_TASKS", 1)
     if config.init_method is not None:

@@ -1,4 +1,4 @@
-"""The processes of a run, and what they tell each other; one process alone is the same with nobody to tell.
+"""The processes of a run, and what they tell each other; one process alone is the same without others.
 
 A run on several GPUs is one process a GPU. All know the same plan and take the same decisions from the same sums, so what
 travels is gradients and a few numbers. Texts travel as JSON: nothing that a peer sends can run code.
@@ -83,7 +83,7 @@ class Ranks:
         return [rows[place % self.size][place // self.size] for place in range(sum(map(len, rows)))]
 
     def is_first_to_fail(self) -> bool:
-        """Whether nobody else has an error to show yet: one run, one error.
+        """Whether no other rank has an error to show yet: one run, one error.
 
         The first rank may be the one that keeps the count, so it stays a moment for those that fail with it. Who finds the
         count gone tells its own error: twice is better than never.

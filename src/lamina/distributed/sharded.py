@@ -80,7 +80,7 @@ class ShardedWeights(FlatWeights):
                 own.to_local().copy_(value[rows.start : rows.stop])
             else:
                 own.copy_(value)
-        assert not missing, f"weights that nobody made: {', '.join(missing)}"
+        assert not missing, f"weights that were not made:  {', '.join(missing)}"
 
     def _rows_held(self, num_rows: int) -> range:
         return rows_of_rank(num_rows, self.ranks.rank % self.shard_size, self.shard_size)

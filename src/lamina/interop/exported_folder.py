@@ -20,7 +20,7 @@ from lamina.traits import PAIRS
 
 FORMAT = 1
 WEIGHTS_NAME, CONFIG_NAME = "model.safetensors", "config.json"
-# What resuming needs and nobody else: it stays behind.
+# What only resuming needs stays behind.
 _OF_TRAINING = ("optimizer", "optimizer_kind", "optimizer_problem", "scale", "run")
 
 

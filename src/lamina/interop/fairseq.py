@@ -350,7 +350,7 @@ def _projection_places(attention: str, which: str | None, kind: str) -> list[Pla
 
 
 def _is_unread_norm(name: str, model: nn.Module) -> bool:
-    """A mix of encoder layers reads them raw, so the encoder's last norm is there for nobody."""
+    """A mix of encoder layers reads them raw, so nothing reads the encoder's last norm."""
     return name.startswith("encoder.layer_norm.") and not getattr(getattr(model, "memory", None), "reads_final", True)
 
 

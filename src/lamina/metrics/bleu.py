@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-TOKENIZED_TWICE = ("the references look tokenized, and --sacrebleu tokenizes them once more: the figure is not that of "
-                   "detokenized text. Detokenize both sides, or leave out --sacrebleu")
+TOKENIZED_TWICE = ("the reference translations look tokenized, and --sacrebleu tokenizes them once more: the figure is not "
+                   "that of detokenized text. Detokenize both sides, or leave out --sacrebleu")
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class StepState:
         return self.steps.clamp(max=self.length - 1)
 
     def turn(self, places: Tensor, dtype: torch.dtype) -> Turn:
-        # One place for all is written much faster; what texts that are done write there, nobody reads.
+        # One place for all is written much faster; what texts that are done write there is not read.
         at = (slice(None), self.length - 1) if self.is_even else (self._rows, places)
         if self.num_beams == 1 and self.is_even:
             return Turn(at, self.length, None)
@@ -176,7 +176,7 @@ class StepState:
     def put_(self, rows: Tensor, other: StepState) -> None:
         """The texts of `other`, which have all read as much, take the place of these. rows: (B',)"""
         if self.num_beams == 1 and self.is_even:
-            self.ancestry[:, :, : self.length] = 0  # so far nobody had to look
+            self.ancestry[:, :, : self.length] = 0  # not needed so far
         self.is_even = False
         self.steps.index_copy_(0, rows, other.steps)
         if other.length:

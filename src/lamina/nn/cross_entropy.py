@@ -115,7 +115,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, loss_grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         features_grad, matrix_grad, bias_grad, losses = ctx.saved_tensors
-        # In place: nobody else holds these buffers, and the graph is used once.
+        # In place: nothing else holds these buffers, and the graph is used once.
         features_grad = None if features_grad is None else features_grad.mul_(loss_grad)
         matrix_grad = None if matrix_grad is None else matrix_grad.mul_(loss_grad).to(ctx.matrix_dtype)
         bias_grad = None if bias_grad is None else bias_grad.mul_(loss_grad).to(ctx.matrix_dtype)

@@ -160,7 +160,7 @@ class AttentionResiduals(StackMixing):
 
     def final(self, kept: _Kept, num_layers: int) -> Tensor:
         if self.query is None:
-            return kept.sources[0]  # nobody reads it
+            return kept.sources[0]  # it is not read
         sources = kept.all_sources
         if self._is_token is not None:
             names = [*kept.names, *([] if kept.partial is None else [kept.partial_name])]

@@ -81,7 +81,7 @@ def attention_seed(device: torch.device) -> Tensor:
 
 
 def check_can_draw_again(dropout_p: float) -> None:
-    """Where torch's own kernel draws, whose numbers nobody else can draw."""
+    """Where torch's own kernel draws, whose numbers nothing else can draw."""
     if dropout_p and DRAWS.seed is not None:
         raise RuntimeError("the dropout of this attention kernel cannot be drawn again; --attention-dropout 0 needs none")
 

@@ -52,7 +52,7 @@ class Embedded(NamedTuple):
     """A stack's input, and the scaled token vectors without positions that fusion reads."""
 
     input: Tensor  # (B, T, D)
-    tokens: Tensor  # (B, T, D), under the same dropout mask; without dropout where nobody reads them
+    tokens: Tensor  # (B, T, D), under the same dropout mask; without dropout where they are not read
 
 
 class WordDropout(NamedTuple):

@@ -127,7 +127,7 @@ def _gather(starts: np.ndarray, sizes: np.ndarray, members: Sequence[np.ndarray]
 
 
 class _Fill(torch.autograd.Function):
-    """(N, D) -> (P, D). Pads hold some token's vector; nobody reads them, so that no gradient comes from there."""
+    """(N, D) -> (P, D). Pads hold some token's vector; they are not read, so no gradient comes from there."""
 
     @staticmethod
     def forward(ctx: Any, row: Tensor, taken: Tensor, back: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 The usual kernels for sequences of different lengths give each sequence and head a tile of its own, which for sentences of
 fifteen tokens is nearly empty: they took 40 % of an update. Here a tile holds as many sentences as fit, and goes over the
 keys from the first one's start to the last one's end. As operators of torch, so that the compiler takes them as they are;
-keys and values, or all three, come in one tensor, and so do their gradients, which nobody then has to join.
+keys and values, or all three, come in one tensor, and so do their gradients, which then need not be joined.
 """
 
 # N queries, M keys, H heads, C channels of a head, R sentences
@@ -43,7 +43,7 @@ def tiles_for(kernel: str, channels: int) -> Tiles:
 def packed_attention(query: Tensor, memory: Tensor | None, query_sentences: Tensor, query_bounds: Tensor,
                      key_sentences: Tensor, key_bounds: Tensor, num_heads: int, is_causal: bool,
                      dropout_p: float) -> tuple[Tensor, Tensor, Tensor]:
-    """What each query makes of its sentence, and what the gradient needs besides: normalisers (H, N) and a seed (1,).
+    """What each query makes of its sentence, and what else the gradient needs: normalisers (H, N) and a seed (1,).
 
     query: (N, D) and memory: (M, 2 * D), keys then values; or query: (N, 3 * D), queries then keys then values, and no memory
     """

@@ -42,7 +42,7 @@ class StackOutput(NamedTuple):
     """What a stack offers to its readers."""
 
     final: Tensor  # (B, T, D), after the stack's last norm, if it has one
-    states: tuple[Tensor | None, ...]  # raw, the stack's input first; None where nobody reads it
+    states: tuple[Tensor | None, ...]  # raw, the stack's input first; None where it is not read
     embedding: Tensor  # (B, T, D), scaled token vectors without positions
 
 

@@ -90,7 +90,7 @@ class StepRule(Part, RuleInForce):
     @property
     @abstractmethod
     def is_on(self) -> bool:
-        """Whether it does anything with these options; if not, nobody asks it anything else."""
+        """Whether it does anything with these options; if not, nothing else is asked of it."""
 
     def check(self, search: Any) -> None:
         """Raise a ConfigError where it does not fit the other options (a config.search_options.SearchConfig)."""

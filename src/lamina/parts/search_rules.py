@@ -75,7 +75,7 @@ class MinLength(StepRule):
     stage = Stage.END
     knows_prompts = True
 
-    min_length: int = flag(1, "fewest tokens of a translation, </s> not counted", name="min-len")
+    min_length: int = flag(1, "minimum tokens of a translation, </s> not counted", name="min-len")
 
     def __post_init__(self) -> None:
         check(self.min_length >= 0, f"--min-len is {self.min_length}; it must be 0 or more.")

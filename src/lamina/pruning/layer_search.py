@@ -67,7 +67,7 @@ def open_meter(checkpoint: Checkpoint, folder: str, config: LayerMetricConfig, p
 
 def _criterion(checkpoint: Checkpoint) -> Criterion:
     """The run's own, without its options: what is compared is the likelihood."""
-    # An imported model was trained with what nobody wrote down.
+    # How an imported model was trained is unknown.
     usual = checkpoint.kind.defaults.get("criterion", OptimizationConfig().criterion.name)
     name = checkpoint.config.get("criterion", usual)
     if name not in register.criterion:

@@ -16,7 +16,7 @@ from lamina.recipes.recipe_file import FigureWords, find_recipe, grid_parts
 from lamina.recipes.results import RUN, Row, latest
 from lamina.recipes.run_figures import training_rows
 
-# More curves than that in a panel, or panels in a row, nobody could read.
+# More curves than that in a panel, or panels in a row, would be unreadable.
 MOST_VARIANTS, MOST_PANELS = 14, 4
 # Of a line of text, about.
 CHARACTERS_PER_INCH = 16

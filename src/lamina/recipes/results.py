@@ -103,7 +103,7 @@ def _table(rows: list[Row]) -> str:
         figures = [spread([row[name] for row in known if name in row], decimals=0 if name == SECONDS else 2) for name in names]
         lines.append((variant + ("" if budget == 1 else f" ({budget:g}x)"), (cut or "all") if has_cuts else "",
                       ",".join(str(row["seed"]) for row in own), _statuses(own), *figures))
-    # What nobody has, such as cuts, would only make it wider.
+    # What no row has, such as cuts, would only make it wider.
     kept = [number for number in range(len(lines[0])) if any(line[number] for line in lines[1:])]
     return markdown([tuple(line[number] for number in kept) for line in lines])
 

@@ -63,7 +63,7 @@ def _outcome(stage: Stage) -> dict[str, str]:
         return {"status": "diverged", "message": str(error), "stage": stage.name}
     except LaminaError as error:
         return {"status": "failed", "message": str(error), "stage": stage.name}
-    except Exception as error:  # a defect of ours ends this run, not the others; the log has all of it
+    except Exception as error:  # a bug of ours ends this run, not the others; the log has all of it
         import traceback
 
         traceback.print_exc()

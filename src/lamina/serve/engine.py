@@ -247,7 +247,7 @@ class Engine:
             while self._next_jobs():
                 self._step()
         finally:
-            # In any case nobody is left waiting.
+            # In any case no request is left waiting.
             with self._changed:
                 self._is_closing = True
                 left = {job.ticket for jobs in self._waiting.values() for job in jobs}
@@ -268,7 +268,7 @@ class Engine:
                 self._fail(job.ticket, error.__cause__ or error)
 
     def _next_jobs(self) -> bool:
-        """Sentences go from the queue to free slots, and those that nobody wants leave; whether there is work to do."""
+        """Sentences go from the queue to free slots, and those that were cancelled leave; whether there is work to do."""
         while True:
             with self._changed:
                 if self._unwanted:
@@ -356,7 +356,7 @@ class Engine:
         return ticket.future.set_running_or_notify_cancel()
 
     def _forget(self, ticket: Ticket, why: str) -> None:
-        """Nobody waits for the rest of this request."""
+        """The client no longer waits for the rest of this request."""
         with self._changed:
             self._counts[why] += 1
             self._unwanted.add(ticket)

@@ -99,7 +99,7 @@ class Lanes:
                 lane.running.discard(wanted)
                 yield wanted.key, hypotheses
         except Exception as error:
-            # Nobody knows what is left in its slots.
+            # What is left in its slots is unknown.
             del self.lanes[key]
             raise LaneError([wanted.key for wanted in lane.running]) from error
 

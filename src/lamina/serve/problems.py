@@ -25,7 +25,7 @@ class RequestError(Exception):
 
 
 class ClientGoneError(Exception):
-    """Nobody is there to answer."""
+    """The client has left."""
 
 
 def busy(seconds: float = RETRY_SECONDS) -> RequestError:

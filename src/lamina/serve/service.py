@@ -28,7 +28,7 @@ from lamina.serve.writing import Writer
 
 T = TypeVar("T")
 Shape = Callable[[str, int], dict[str, Any]]  # an error's text and status, as an API writes it
-GONE = 499  # what servers log where nobody waits for the answer; it is not sent
+GONE = 499  # what servers log if the client has left; it is not sent
 
 
 @dataclass

@@ -49,7 +49,7 @@ def targets_of(pairs: Sequence[Pair], source: str | None = None) -> list[str]:
 
 
 def find_pair(pairs: Sequence[Pair], source: str | None, target: str) -> tuple[Pair, bool]:
-    """The pair, and whether its source was assumed, as the only one there is. `source` None or auto: nobody said."""
+    """The pair, and whether its source was assumed, as the only one there is. `source` None or auto: it was not given."""
     to = found_among(target, targets_of(pairs))
     if to is None:
         raise RequestError(400, f"no model translates into {target[:30]!r}; there are {_listed(targets_of(pairs))}.")

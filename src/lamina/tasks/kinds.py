@@ -1,6 +1,6 @@
 """The table of tasks: what each is, free of torch. Its data and figures are in the module of its name.
 
-To add a task from outside, read docs/extending.md. Nobody but this package tests a task's name: others ask for its traits.
+To add a task from outside, read docs/extending.md. Only this package tests a task's name: others ask for its traits.
 """
 
 from __future__ import annotations

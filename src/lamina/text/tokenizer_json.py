@@ -13,7 +13,7 @@ from lamina.errors import ConfigError, DataError
 class TokenizerJson:
     """Pieces as the file cuts them; what it puts around a text is left to others.
 
-    Symbols such as </s> that a text spells out are text: nobody ends a sentence, or pads one, by writing so.
+    Symbols such as </s> that a text spells out are text: writing one neither ends nor pads a sentence.
     """
 
     kind = "tokenizers"

@@ -1,4 +1,4 @@
-"""A model that learns from another one besides the data: word-level distillation (Kim and Rush 2016, §3.1)."""
+"""A model that learns from another one as well as from data: word-level distillation (Kim and Rush 2016, §3.1)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LIMITS = ("max_source_positions", "max_target_positions", "max_positions")
 
 def criterion_of(config: TrainConfig, own: Criterion, task: Task, dtype: torch.dtype, device: torch.device,
                  note: Callable[[str], object]) -> Criterion:
-    """What a run minimises: its own criterion, and besides it the distance from a teacher where there is one."""
+    """What a run minimises: its own criterion, and also the distance from a teacher where there is one."""
     options = config.distillation
     return own if options.teacher is None else Distilled(own, open_teacher(config, task, dtype, device, note), options)
 
@@ -37,7 +37,7 @@ def criterion_of(config: TrainConfig, own: Criterion, task: Task, dtype: torch.d
 class Distilled(Criterion):
     """(1 - weight) * another criterion + weight * cross entropy against the teacher's distribution.
 
-    The teacher's pass is part of the student's, and captured with it: it asks the host nothing.
+    The teacher's pass is part of the student's, and captured with it: it never synchronizes with the CPU.
     """
 
     def __init__(self, own: Criterion, teacher: Model, options: DistillationConfig) -> None:

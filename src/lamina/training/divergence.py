@@ -102,7 +102,7 @@ class DivergenceWatch:
                                   f"finite. Checkpoints from before are untouched. {self._advice()}")
 
     def check_end(self) -> None:
-        """A run must not end on a state that nobody would save."""
+        """A run must not end on a state that would not be saved."""
         if self.doubt:
             is_gradient = self.doubt == BAD_GRADIENT
             what = f"with {self._num_skipped} updates whose gradient" if is_gradient else "on a state whose validation loss"

@@ -45,7 +45,7 @@ class HostCopier:
         return HostCopy(replace(checkpoint, weights=weights, training=training), copies.used, arrival)
 
     def give_back(self, copy: HostCopy) -> None:
-        """Nobody reads this copy any more."""
+        """This copy is no longer read."""
         self._free.append(copy.buffers)
 
     def before_change(self) -> None:

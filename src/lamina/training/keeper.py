@@ -73,7 +73,7 @@ class Keeper:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="saving") if config.is_async else None
         self._is_writing = False
         self._waiting: list[Waiting] = []
-        self._outcomes: list[Exception | Written] = []  # of what the thread wrote, as long as nobody was told
+        self._outcomes: list[Exception | Written] = []  # of what the thread wrote, as long as it was not reported
         self.on_written: Callable[[Written], object] = lambda written: None  # called in the thread that trains
         self._changed = Condition()  # guards the three above
         self._num_failures = 0
@@ -261,7 +261,7 @@ class Fallback(NamedTuple):
 
     path: Path
     mark: Mark | None
-    is_same_run: bool | None  # None: nobody can tell, and nothing speaks against it
+    is_same_run: bool | None  # None: unknown, and nothing speaks against it
 
 
 def earlier_checkpoints(path: Path) -> list[Fallback]:

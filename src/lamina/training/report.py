@@ -128,7 +128,7 @@ class Reporter:
             self.interval, self._latest = Interval(now), figures
             self._show_interval(epoch, batches_done, updates, figures)
         if self._bar is not None:
-            # Until the first interval is over, what there is of it: nobody waits a minute to see whether training works.
+            # Until the first interval is over, what there is of it, to show early that training works.
             self._show_in_bar(self._bar, epoch, batches_done, updates, left, self._latest or interval.figures(now))
 
     def _use_of_time(self, seconds: float) -> dict[str, float]:

@@ -37,7 +37,7 @@ def stop_for(run: Run, wish: StopWish, *, is_check_skipped: bool = False) -> NoR
         run.saver.save_last(is_check_pending=is_check_skipped)
     keeper = run.saver.keeper
     keeper.finish()
-    run.ranks.sum(0)  # launchers end all ranks when one is gone: nobody leaves before the state is on disk
+    run.ranks.sum(0)  # launchers end all ranks when one is gone: no rank leaves before the state is on disk
     number = wish.signal or signal.SIGTERM
     run.tell("end", reason=f"stopped by {number.name}")
     if not run.ranks.is_first:

@@ -1,4 +1,4 @@
-"""How good is the model now: loss and perplexity; tasks have figures of their own besides."""
+"""How good is the model now: loss and perplexity; tasks also have figures of their own."""
 
 from __future__ import annotations
 

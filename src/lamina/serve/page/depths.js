@@ -2,7 +2,7 @@
 
 import { $, Failure, ask, make, milliseconds, sleep } from "./client.js"
 
-const PAUSE_MS = 700 // before every depth is tried: whoever types on is not done
+const PAUSE_MS = 700 // before every depth is tried: typing has not ended
 const MAX_CHARS = 600
 const MOST_KNOWN = 400
 
