@@ -259,3 +259,31 @@ def test_figures_are_small():
     for figure in figures:
         assert figure.stat().st_size < 50_000, figure.name
         assert any(f"figures/{figure.name}" in read(path) for path in DOCUMENTS), f"{figure.name} is in no page"
+
+
+# -- packaging
+
+# What only those who work on Lamina need.
+DEVELOPERS = {"test", "browser", "notebook", "docs", "lint"}
+
+
+def test_the_extras_that_pages_name_are_those_of_the_package():
+    extras = package_metadata("optional-dependencies")
+    rows = re.findall(r"^\| ((?:`[a-z0-9]+`(?:, )?)+) \|", read(ROOT / "docs" / "install.md"), flags=re.MULTILINE)
+    assert set(re.findall(r"`([a-z0-9]+)`", " ".join(rows))) == extras - DEVELOPERS
+    sources = [*DOCUMENTS, *(ROOT / "src").rglob("*.py")]
+    named = {name for path in sources for names in re.findall(r"'(?:lamina|\.)\[([a-z0-9,]+)\]'", read(path))
+             for name in names.split(",")}
+    assert {"demo", "serve", "rouge"} <= named <= extras
+
+
+def test_classifiers_name_the_versions_that_tests_ran_on():
+    classifiers = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', read(ROOT / "pyproject.toml"))
+    rows = re.findall(r"^\| (3\.\d+) \|", read(ROOT / "CONTRIBUTING.md"), flags=re.MULTILINE)
+    assert classifiers == list(dict.fromkeys(rows))
+
+
+def package_metadata(table):
+    """The keys of a table of [project]."""
+    block = re.search(rf"^\[project\.{table}\]\n(.*?)^\[", read(ROOT / "pyproject.toml"), flags=re.MULTILINE | re.DOTALL)
+    return set(re.findall(r"^([a-z0-9-]+) = ", block[1], flags=re.MULTILINE))
