@@ -100,7 +100,8 @@ def test_after_pruning(kind):
     folded = build_model(folded_config, VOCABULARY_SIZE, VOCABULARY_SIZE)
     load_weights_(folded, weights)
     active = ActiveLayers((True, False, False, True), (False, True, True, True))
-    torch.testing.assert_close(folded.eval().log_probs(*tiny_pair()), model.log_probs(*tiny_pair(), active), rtol=0, atol=1e-5)
+    skipped = model.log_probs(*tiny_pair(), active=active)
+    torch.testing.assert_close(folded.eval().log_probs(*tiny_pair()), skipped, rtol=0, atol=1e-5)
 
 
 FUSION = {

@@ -72,7 +72,7 @@ def test_stepwise_generation_matches_full_forward(model):
 @pytest.mark.parametrize("active", [(True, False), (False, True)])
 def test_skipped_layers_are_skipped_in_every_path(model, active):
     chosen = ActiveLayers(decoder=active)
-    whole = model.log_probs(tokens(), chosen)
+    whole = model.log_probs(tokens(), active=chosen)
     assert not torch.allclose(whole, model.log_probs(tokens()))
     state = model.start(tokens(), 8, active=chosen)
     steps = [model.step(tokens()[:, place], state) for place in range(8)]
@@ -87,7 +87,7 @@ def test_pruning_is_skipping(kept):
         pruned = build_decoder_only(pruned_config, VOCABULARY_SIZE).eval()
         load_weights_(pruned, weights)
         active = ActiveLayers(decoder=tuple(layer in kept for layer in range(2)))
-        torch.testing.assert_close(pruned.log_probs(tokens()), model.log_probs(tokens(), active), rtol=0, atol=1e-6)
+        torch.testing.assert_close(pruned.log_probs(tokens()), model.log_probs(tokens(), active=active), rtol=0, atol=1e-6)
 
 
 def test_greedy_continues_a_prompt_with_the_best_token(model):
