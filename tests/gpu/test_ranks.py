@@ -40,9 +40,10 @@ def test_an_update_asks_the_device_no_question(ranks, dtype):
     model = tiny_model().cuda()
     updater = Updater(model, OptimizationConfig(), PrecisionConfig(), dtype, ranks, replicated(model, dtype, ranks))
     batches = [batch_of(slice(0, 4)).to(ranks.device), batch_of(slice(4, 8)).to(ranks.device)]
-    updater.update(batches, 1e-3, seed=1)
+    for seed in range(3):  # the second captures, which waits for the device
+        updater.update(batches, 1e-3, seed)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        updater.update(batches, 1e-3, seed=2)
+        updater.update(batches, 1e-3, seed=3)
     finally:
         torch.cuda.set_sync_debug_mode("default")
