@@ -6,7 +6,7 @@ from typing import Any
 import griffe
 
 EXAMPLE = re.compile(r"(?:^|(?<=\n\n))(>>> .*(?:\n.+)*)")
-# `valid, test: the same for both`, and the lines that go on with it.
+# `valid, test: the same for both`, and the lines that continue it.
 TOGETHER = re.compile(r"(?m)^(    +)(\w+(?:, \w+)+): (.*(?:\n\1 +.*)*)$")
 
 
