@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lamina.fields import check, flag
 from lamina.parts.contracts import SubwordLibrary
@@ -32,15 +32,30 @@ class WhitespaceLibrary(SubwordLibrary):
         return Whitespace.from_bytes(data, name)
 
 
+class MarksWordStarts(SubwordLibrary):
+    """Pieces that begin a word begin with a mark."""
+
+    shows_words = True
+    word_start: ClassVar[str] = WORD_START
+
+    def is_marked(self, piece: str) -> bool:
+        return piece.startswith(self.word_start)
+
+    def begins_word(self, piece: str) -> bool:
+        return piece.startswith(self.word_start)
+
+    def spell(self, pieces: Sequence[str]) -> str:
+        return "".join(pieces).replace(self.word_start, "")
+
+
 @register.subword("sentencepiece")
 @dataclass(frozen=True, kw_only=True)
-class SentencePieceLibrary(SubwordLibrary):
+class SentencePieceLibrary(MarksWordStarts):
     """Unigram pieces (Kudo 2018)."""
 
     file_ending = "model"
     model_option = "sentencepiece-model"
     about_model = "a sentencepiece .model"
-    shows_words = True
 
     character_coverage: float = flag(DEFAULT_CHARACTER_COVERAGE, "share of the characters that sentencepiece covers",
                                      needs="subword")
@@ -66,15 +81,6 @@ class SentencePieceLibrary(SubwordLibrary):
         from lamina.text.subword import SentencePiece
 
         return SentencePiece.from_bytes(data, name)
-
-    def is_marked(self, piece: str) -> bool:
-        return piece.startswith(WORD_START)
-
-    def begins_word(self, piece: str) -> bool:
-        return piece.startswith(WORD_START)
-
-    def spell(self, pieces: Sequence[str]) -> str:
-        return "".join(pieces).replace(WORD_START, "")
 
 
 @register.subword("bpe")
@@ -129,25 +135,15 @@ class FramedLibrary(SubwordLibrary):
 
 @register.subword("tokenizers")
 @dataclass(frozen=True, kw_only=True)
-class TokenizersLibrary(SubwordLibrary):
+class TokenizersLibrary(MarksWordStarts):
     """What a tokenizer.json of the `tokenizers` library describes; imported models have it."""
 
     file_ending = "tokenizer.json"
-    shows_words = True
 
     def load(self, data: bytes, name: str) -> Subword:
         from lamina.text.tokenizer_json import TokenizerJson
 
         return TokenizerJson.from_bytes(data, name)
-
-    def is_marked(self, piece: str) -> bool:
-        return piece.startswith(WORD_START)
-
-    def begins_word(self, piece: str) -> bool:
-        return piece.startswith(WORD_START)
-
-    def spell(self, pieces: Sequence[str]) -> str:
-        return "".join(pieces).replace(WORD_START, "")
 
 
 @register.subword("byte-level")
@@ -155,18 +151,12 @@ class TokenizersLibrary(SubwordLibrary):
 class ByteLevelLibrary(TokenizersLibrary):
     """The same with GPT-2's pieces, which spell bytes (Radford et al. 2019)."""
 
-    shows_words = True
+    word_start = SPACE_BYTE
 
     def load(self, data: bytes, name: str) -> Subword:
         from lamina.text.tokenizer_json import ByteLevelJson
 
         return ByteLevelJson.from_bytes(data, name)
-
-    def is_marked(self, piece: str) -> bool:
-        return piece.startswith(SPACE_BYTE)
-
-    def begins_word(self, piece: str) -> bool:
-        return piece.startswith(SPACE_BYTE)
 
     def spell(self, pieces: Sequence[str]) -> str:
         spelled = b"".join(_byte_values()[letter] if letter in _byte_values() else letter.encode("utf-8")
