@@ -43,7 +43,6 @@ def window(chromium, request):
     context.close()
 
 
-# In a browser that is still fresh, as a reader's is: after a walk through all pages it finds nothing from disk.
 @pytest.mark.parametrize("is_served", [True, False], ids=["http", "disk"])
 def test_search_works_without_a_network(chromium, site, site_url, is_served):
     from playwright.sync_api import TimeoutError
@@ -51,9 +50,10 @@ def test_search_works_without_a_network(chromium, site, site_url, is_served):
     page = chromium.new_page()
     page.goto(f"{site_url}/index.html" if is_served else (site / "index.html").as_uri())
     found = page.locator(".md-search-result__link").first
+    query = page.locator("[data-md-component=search-query]")
     for _ in range(12):  # what is typed before the index is read is lost
-        page.fill("[data-md-component=search-query]", "")
-        page.fill("[data-md-component=search-query]", "LayerDrop")
+        query.fill("")
+        query.press_sequentially("LayerDrop")  # by keys, which the search listens to
         with contextlib.suppress(TimeoutError):
             found.wait_for(state="attached", timeout=5000)
             break
