@@ -241,7 +241,9 @@ def test_a_full_queue_says_when_to_come_back(served_models):
             slowed(own) as release:
         asking = [threading.Thread(target=own.ask, args=("/translate", {**ASKED, "q": f"moon {number}"}))
                   for number in range(6)]
-        for thread in asking:
+        asking[0].start()
+        assert release.is_reached.wait(15)  # the model has the first: those that come now wait, and none is refused too early
+        for thread in asking[1:]:
             thread.start()
         until(lambda: own.service.pairs[0].engine.stats().queue >= 2)
         status, headers, found = own.ask("/translate", ASKED)
@@ -421,13 +423,19 @@ def slowed(own):
     model, free = own.service.pairs[0].translator.models[0], threading.Event()
     begin = model.start
 
+    def release():
+        free.set()
+
+    release.is_reached = threading.Event()  # whether the model has been asked
+
     def start(*given, **named):
+        release.is_reached.set()
         free.wait(30)
         return begin(*given, **named)
 
     model.start = start
     try:
-        yield free.set
+        yield release
     finally:
         free.set()
         del model.start
