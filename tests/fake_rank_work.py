@@ -1,4 +1,4 @@
-"""What a process does that is one of many ranks, of which the others are not there; importable by one that starts afresh."""
+"""What a process does that is one of many ranks, of which the others are not there; importable by one that starts from nothing."""
 
 from __future__ import annotations
 

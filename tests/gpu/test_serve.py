@@ -1,4 +1,4 @@
-"""Serving on a GPU: in float32 every answer is, byte for byte, what `generate` gives, whoever else is served."""
+"""Serving on a GPU: in float32 every answer is, byte for byte, what `generate` gives, however many others are served."""
 
 import threading
 from collections import Counter
