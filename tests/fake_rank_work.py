@@ -1,4 +1,4 @@
-"""What a process does that is one of many ranks, of which the others are not there; importable by one that starts from nothing."""
+"""One process of many ranks, of which the others are not there; a process that starts from nothing can import this."""
 
 from __future__ import annotations
 
