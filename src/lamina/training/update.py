@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
-from lamina.cuda_graphs.train_pass import CapturedPasses
+from lamina.cuda_graphs.train_pass import COST_OF_EAGER, CapturedPasses
 from lamina.data.batching import AnyBatch
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.weights import FlatWeights
@@ -66,7 +66,7 @@ class Updater:
         self.sums = torch.zeros(2, device=device)  # of loss and nll, over the batches of an update
         self.lr, self.share = (torch.zeros((), device=device, dtype=torch.float64) for _ in range(2))
         self.before_step: Callable[[], None] = lambda: None  # for those who still copy the state
-        self._captured = self._captured_passes(precision, dtype, note, skip_time)
+        self._captured = self._captured_passes(precision, note, skip_time)
         # Not made in vain: the compiler takes seconds to import. It gains nothing where parameters are moved in groups.
         is_fused = self._captured is not None and precision.compiles and self.optimizer.is_uniform
         self._compiled_move_ = compiled(self._move_) if is_fused else self._move_
@@ -154,21 +154,12 @@ class Updater:
             arrival.record()
         return UpdateResult(numbers[:5], numbers[5:], num_tokens, num_sentences, arrival)
 
-    def _captured_passes(self, precision: PrecisionConfig, dtype: torch.dtype, note: Callable[[str], None],
+    def _captured_passes(self, precision: PrecisionConfig, note: Callable[[str], None],
                          skip_time: Callable[[float], None]) -> CapturedPasses | None:
         if self.weights.master.device.type != "cuda" or not precision.cuda_graphs:
             return None
-        if reason := why_eager(self.weights, dtype, precision):
-            note(f"updates are eager, not captured (--cuda-graphs): {reason}. Small batches take up to eight times as long "
-                 "(docs/performance.md)")
+        if reason := self.weights.why_eager:
+            note(f"updates are eager, not captured (--cuda-graphs): {reason}. {COST_OF_EAGER}")
             return None
         self.weights.expect_replays_()
         return CapturedPasses(self.model, self.weights, self.forward_backward, note, skip_time, is_compiled=precision.compiles)
-
-
-def why_eager(weights: FlatWeights, dtype: torch.dtype, precision: PrecisionConfig) -> str | None:
-    if dtype == torch.float32:
-        return "attention over packed rows has kernels for half precision alone"
-    if weights.why_eager:
-        return weights.why_eager
-    return None
