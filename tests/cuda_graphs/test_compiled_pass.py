@@ -1,4 +1,4 @@
-"""Passes whose layers are compiled; tests/distributed/test_ranks.py has them on sharded weights, tests/gpu with real kernels."""
+"""Passes whose layers are compiled; test_ranks.py has them on sharded weights, and tests/gpu with real kernels."""
 
 import pytest
 import torch

@@ -6,8 +6,8 @@ from torch import distributed as dist
 
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.distributed.ranks import Ranks
-from lamina.training.update import Updater
 from lamina.parts.residuals import Admin
+from lamina.training.update import Updater
 from rank_work import CASES, FUSIONS, KINDS, PAIRS, Case, alone, batch, recomputed, replicated, sharded, train_updates
 from tiny import batch_of, tiny_config, tiny_model
 
