@@ -13,6 +13,7 @@ from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.cuda_graphs.static_batches import MAX_SHAPES, SIGHTINGS, StaticBatches, shape_of
 from lamina.cuda_graphs.train_pass import MISSES_TOLD, CapturedPasses, room_for
 from lamina.data.batching import TokenBatch
+from lamina.distributed.sharded import ShardedWeights
 from lamina.distributed.weights import FlatWeights
 from lamina.errors import LaminaError
 from lamina.nn.compiling import STRICT, compiled_parts, replaced
@@ -128,6 +129,11 @@ def test_one_batch_needs_no_copy_of_its_gradients():
     torch.testing.assert_close(plain.weights.master, lean.weights.master, rtol=1e-5, atol=1e-6)
     with pytest.raises(AssertionError, match="gradients of one batch at most"):
         lean.update([batch_of(slice(0, 4)), batch_of(slice(4, 8))], 0.1, seed=1)
+
+
+def test_what_stands_in_the_way_is_said():
+    assert not FlatWeights.why_uncaptured
+    assert "--fsdp" in ShardedWeights.why_uncaptured
 
 
 class Rerunning:

@@ -41,7 +41,7 @@ class FlatWeights:
     """
 
     needs_fillers = False  # whether a rank must run the model as often as the others
-    why_eager = ""  # why passes cannot be captured, if so
+    why_uncaptured = ""  # why passes cannot be captured, if so
     sends = False  # whether gradients travel, which they do in float32
     accumulates = False  # whether half-precision gradients are added up in a tensor of their own
 

@@ -39,9 +39,14 @@ def _options() -> dict[str, Any]:
     return {f"triton.{name}": False} if hasattr(config.triton, name) else {}
 
 
+def parts_to_compile(model: nn.Module) -> list[Any]:
+    """A model's layers and embeddings."""
+    return [part for part in model.modules() if getattr(part, "is_compiled_whole", False)]
+
+
 def compiled_parts(model: nn.Module) -> dict[nn.Module, Any]:
-    """What to run instead of a model's layers and embeddings; the compiler works when it is first run."""
-    return {part: compiled(part.forward) for part in model.modules() if getattr(part, "is_compiled_whole", False)}
+    """What to run instead of them; the compiler works when it is first run."""
+    return {part: compiled(part.forward) for part in parts_to_compile(model)}
 
 
 @contextmanager
