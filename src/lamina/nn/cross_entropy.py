@@ -38,9 +38,13 @@ class LossSums(NamedTuple):
 
 
 def sentence_loss(scores: Tensor, target: Tensor) -> LossSums:
-    """Cross entropy of the classes, or the squared error where the targets are numbers. scores: (B, C), target: (B,)"""
+    """Cross entropy of the classes, or the squared error where the targets are numbers. scores: (B, C), target: (B,)
+
+    A class below 0, and a number that is NaN, is no target (data/flat_texts.py).
+    """
     if target.is_floating_point():
-        loss = F.mse_loss(scores[:, 0].float(), target, reduction="sum")
+        found = scores[:, 0].float()
+        loss = F.mse_loss(found, torch.where(target.isnan(), found.detach(), target), reduction="sum")
     else:
         loss = F.cross_entropy(scores.float(), target, reduction="sum")
     return LossSums(loss, loss.detach())
