@@ -30,6 +30,7 @@ Sizes = tuple[int, ...]  # that the host alone knows of a batch (VocabularyHead.
 SPARE_SHARE, SPARE_DEVIATIONS = 0.25, 6.0
 ROOM_MULTIPLE = 128
 MISSES_TOLD = 50
+COST_OF_EAGER = "Small batches take up to eight times as long (docs/performance.md)"
 
 
 class _CapturedPass(NamedTuple):
@@ -81,8 +82,8 @@ class CapturedPasses:
         if static is None:
             self._num_missed += 1
             if self._num_missed == MISSES_TOLD and not self._passes:
-                self.note(f"updates are eager: {MISSES_TOLD} batches kept changing shape, and what is captured has one. Small "
-                          "batches take up to eight times as long (docs/performance.md)")
+                self.note(f"updates are eager: {MISSES_TOLD} batches kept changing shape, and what is captured has one. "
+                          f"{COST_OF_EAGER}")
             return None
         key = shape_of(batch)
         known = self._passes.get(key)
@@ -135,7 +136,7 @@ class CapturedPasses:
         return True
 
     def _turn_off(self, reason: str) -> None:
-        self.note(f"--cuda-graphs is off, since it failed: {reason}")
+        self.note(f"--cuda-graphs is off, since it failed: {reason}. {COST_OF_EAGER}")
 
     def _pass(self, batch: AnyBatch, room: Sizes) -> None:
         with self.weights.gathering(), replaced(self._parts), counted_draws(), self.model.head.with_room(room):

@@ -112,7 +112,7 @@ def _fill(plan: RunPlan, config: TrainConfig, device: torch.device, dtype: torch
     with _noting(problems):
         start = starting_point(config, torch.device("cpu"), _silent, _silent)
     config = pruned_config(config, None if start is None else start.checkpoint, _silent)
-    config = settled(config, start, _silent, is_packed=packs)
+    config = settled(config, start, _silent, was_packed=packs and dtype != torch.float32)
     criterion = criterion_in_force(config, None, start, _silent)
     task = open_task(config, ALONE, reporter)
     feeds = Feeds(task, config, torch.device("cpu"), _silent, is_packed=packs)
