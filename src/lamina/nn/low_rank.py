@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.nn.dropout import dropout
+from lamina.nn.linear import linear
 
 
 class LowRank(nn.Module):
@@ -34,7 +35,7 @@ class LowRank(nn.Module):
         return torch.block_diag(*(next(ups) if block else self.up.new_zeros(block_size, 0) for block in self.blocks))
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(nn.functional.linear(x, self.down), self.wide_up())
+        return linear(linear(x, self.down), self.wide_up())
 
 
 class LoraLinear(nn.Module):
@@ -52,7 +53,7 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         added = self.lora(dropout(x, self.dropout_p, self.training))
-        return torch.add(nn.functional.linear(x, self.weight, self.bias), added, alpha=self.scale)
+        return torch.add(linear(x, self.weight, self.bias), added, alpha=self.scale)
 
 
 def merged_weight(weight: Tensor, down: Tensor, up: Tensor, blocks: Sequence[bool], scale: float) -> Tensor:
