@@ -66,8 +66,11 @@ def _counted_mask(x: Tensor, p: float, seed: Tensor) -> Tensor:
 
 
 def drawn_levels(seed: Tensor, number: int) -> Tensor:
-    """So many numbers below NUM_COUNTED, which follow from the seed. (number,)"""
-    return _mixed(torch.arange(number, device=seed.device) * GOLDEN + _mixed(seed)) & LOW_BITS
+    """So many numbers below NUM_COUNTED, which follow from the seed. (number,)
+
+    The seed is added before the product: torch.compile folds a place times a constant into one number, beyond 64 bits.
+    """
+    return _mixed((torch.arange(number, device=seed.device) + _mixed(seed)) * GOLDEN) & LOW_BITS
 
 
 def _mixed(numbers: Tensor) -> Tensor:
