@@ -60,7 +60,7 @@ HAS_GPU = torch.cuda.is_available()
 # Updates of a line in the log: a few milliseconds each on a GPU, a good part of a second on a processor.
 INTERVAL = 10 if HAS_GPU else 2
 # Notes of a run that is not the one that was meant.
-SETBACK = re.compile(r" is off, since |not captured|memory ran out|has no effect")
+SETBACK = re.compile(r" is off, since |eager, not captured|memory ran out|has no effect")
 
 
 class RunError(Exception):
@@ -122,7 +122,7 @@ class Log:
             self._was_recording = False
 
     def _read_note(self, note: str) -> None:
-        self._was_recording |= note.startswith("captured ")
+        self._was_recording |= note.startswith(("captured ", "compiled "))
         if found := re.search(r"dictionary: (\d+) types", note):
             self.vocabulary = int(found[1])
         elif found := re.search(r"([\d.]+) % padding", note):

@@ -16,11 +16,14 @@ from torch import Tensor
 from torch import distributed as dist
 from torch import multiprocessing as mp
 
+import lamina.cuda_graphs.compiled_pass as compiled_pass
 import lamina.training.update as update_module
 from lamina.cli import main
 from lamina.config.model import ModelConfig
 from lamina.config.ranks_options import RanksConfig
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
+from lamina.cuda_graphs.compiled_pass import CompiledPasses
+from lamina.cuda_graphs.static_batches import shape_of
 from lamina.cuda_graphs.train_pass import CapturedPasses
 from lamina.data.flat_texts import FlatSentences, end_to_end, flat_row
 from lamina.data.labelled_sentences import SentenceBatch
@@ -127,6 +130,10 @@ CASES = {
 }
 
 WITHOUT_DROPOUT = Case(tiny_config())
+# Of one shape: each is compiled.
+COMPILED = {"alike, fused": Case(tiny_config(dropout_p=0.2, **FUSIONS["both"]), batch=lambda place: batch(0)),
+            # Whose dropout is drawn otherwise where they are compiled.
+            "alike, recomputed": Case(tiny_config(init=Admin()), recomputed, batch=lambda place: batch(0))}
 
 
 class _Repeat(NamedTuple):
@@ -159,7 +166,8 @@ class RepeatedPasses(CapturedPasses):
 
 def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dtype, Ranks], FlatWeights],
                   dtype: torch.dtype = torch.float32, max_rows: int | None = None, *, is_replayed: bool = False,
-                  cuda_graphs: bool = True) -> Outcome:
+                  is_compiled: bool = False, cuda_graphs: bool = True,
+                  note: Callable[[str], object] = lambda note: None) -> Outcome:
     """A few updates on this rank's batches; those of more than `max_rows` do not fit into its memory."""
     config = case.config
     model = case.new_model(config).to(ranks.device)
@@ -171,10 +179,12 @@ def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dt
     # Not Adam: the bias of keys has no gradient but rounding, which Adam would divide by itself.
     optimization = OptimizationConfig(criterion=case.criterion, optimizer=Nag(), clip_norm=1.0)
     updater = Updater(model, optimization, PrecisionConfig(cuda_graphs=cuda_graphs), dtype, ranks,
-                      new_weights(model, dtype, ranks))
+                      new_weights(model, dtype, ranks), note)
     if is_replayed:
         updater._captured = RepeatedPasses(updater, ranks)
         updater.weights.expect_replays_()
+    if is_compiled:
+        updater._compiled = compiled_passes(updater)
     layer_drop = LayerDrop(config, seed=3, is_by_batch=case.draws_by_batch)
     is_by_sentence = case.batch in (drawn_batch, flat_sentence_batch)
     if max_rows is not None:
@@ -195,6 +205,19 @@ def train_updates(case: Case, ranks: Ranks, new_weights: Callable[[Any, torch.dt
     if is_replayed and not updater._captured.is_off:
         assert updater._captured.num_replayed, "a case that replays nothing tests nothing"
     return Outcome({name: value.clone() for name, value in updater.weights.state_dict().items()}, numbers, counts, masks)
+
+
+def compiled_passes(updater: Updater) -> CompiledPasses:
+    """As on a GPU, but for the code that the compiler makes; it works on the first batch."""
+    compiled_pass.compiled = partial(torch.compile, backend="aot_eager", dynamic=False)  # type: ignore[attr-defined]
+    passes = CompiledPasses(updater.model, updater.forward_backward, fail_if_off, lambda seconds: None)
+    passes._recurring = shape_of  # type: ignore[assignment]
+    updater._step_ = passes.or_eager(updater.optimizer.step_)
+    return passes
+
+
+def fail_if_off(note: str) -> None:
+    assert "is off" not in note, note
 
 
 def _short_of_memory(max_rows: int, model: Any, own: Any, *rest: Any, **options: Any) -> Any:
@@ -269,6 +292,9 @@ def _work(local: int, size: int, meeting: str, folder: str) -> None:
         for name, dtype in REPLAYED:
             outcome = train_updates(CASES[name], ranks, replicated, dtype, is_replayed=True)
             torch.save(tuple(outcome), Path(folder, f"{name}-replayed {dtype}-{ranks.rank}.pt"))
+        for name, case in COMPILED.items():  # on every second rank: what ranks send is the same
+            outcome = train_updates(case, ranks, sharded, is_compiled=ranks.rank % 2 == 0)
+            torch.save(tuple(outcome), Path(folder, f"{name}-compiled-{ranks.rank}.pt"))
         for name, kind in PAIRS:
             outcome = train_updates(CASES[name], ranks, KINDS[kind])
             torch.save(tuple(outcome), Path(folder, f"{name}-{kind}-{ranks.rank}.pt"))

@@ -10,7 +10,7 @@ from lamina.distributed.matrix_exchange import owners_of
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.replicated import buckets, is_skipped
 from lamina.nn.stack import ActiveLayers
-from rank_work import CASES, PAIRS, REPLAYED, WITHOUT_DROPOUT, alone, muon_steps, read, reference, run_on
+from rank_work import CASES, COMPILED, PAIRS, REPLAYED, WITHOUT_DROPOUT, alone, muon_steps, read, reference, run_on
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -48,6 +48,18 @@ def test_ranks_that_replay_equal_one_rank_that_replays(outcomes, name, dtype):
         torch.testing.assert_close(found.numbers, expected.numbers, **tolerance)
         for parameter in found.weights:
             torch.testing.assert_close(found.weights[parameter], expected.weights[parameter], msg=parameter, **tolerance)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_ranks_that_compile_layers_of_sharded_weights_equal_one_that_does_not(outcomes, name):
+    size, folder = outcomes
+    expected = reference(COMPILED[name])
+    for rank in range(size):
+        found = read(folder, name, "compiled", rank)
+        assert found.counts == expected.counts
+        torch.testing.assert_close(found.numbers, expected.numbers, rtol=1e-5, atol=1e-6)
+        for parameter in found.weights:
+            torch.testing.assert_close(found.weights[parameter], expected.weights[parameter], rtol=0, atol=1e-6, msg=parameter)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -16,21 +16,38 @@ SIGHTINGS = 4
 MAX_SHAPES = 4
 
 
+class RecurringShapes:
+    """Which batches have a shape that is taken to come again."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[Any] = Counter()
+        self._known: set[Any] = set()
+
+    def __call__(self, batch: AnyBatch) -> Any:
+        """The batch's shape, if it is one of those."""
+        shape = shape_of(batch)
+        if shape not in self._known:
+            self._seen[shape] += 1
+            is_known = self._seen[shape] >= SIGHTINGS or getattr(batch, "recurs", False)
+            if not is_known or len(self._known) == MAX_SHAPES:
+                return None
+            self._known.add(shape)
+        return shape
+
+
 class StaticBatches:
     """For each shape that comes again, one batch whose memory stays."""
 
     def __init__(self) -> None:
-        self._seen: Counter[Any] = Counter()
+        self._recurring = RecurringShapes()
         self._tensors: dict[Any, dict[str, Tensor]] = {}
 
     def hold(self, batch: AnyBatch) -> AnyBatch | None:
         """The batch again, in memory that stays; None if its shape is not known to come again."""
-        key = shape_of(batch)
+        key = self._recurring(batch)
+        if key is None:
+            return None
         if key not in self._tensors:
-            self._seen[key] += 1
-            is_known = self._seen[key] >= SIGHTINGS or getattr(batch, "recurs", False)
-            if not is_known or len(self._tensors) == MAX_SHAPES:
-                return None
             self._tensors[key] = {name: torch.empty_like(tensor) for name, tensor in tensors_of(batch).items()}
         own = self._tensors[key]
         for name, tensor in tensors_of(batch).items():

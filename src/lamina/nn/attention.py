@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lamina.nn.cache import KeyValues, Turn
 from lamina.nn.joined_states import ByGroup, by_group
 from lamina.nn.layout import AnyLayout, Layout, join_heads, split_heads
+from lamina.nn.linear import Linear
 from lamina.nn.mixing import Lower
 
 
@@ -30,7 +31,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.dropout_p = dropout_p
-        self.out_proj = nn.Linear(dim, dim)
+        self.out_proj = Linear(dim, dim)
 
     def split(self, x: Tensor) -> Tensor:
         """(B, T, D) -> (B, H, T, C)"""
@@ -65,7 +66,7 @@ class SelfAttention(Attention):
 
     def __init__(self, dim: int, num_heads: int, dropout_p: float, sharing: nn.Module | None = None) -> None:
         super().__init__(dim, num_heads, dropout_p)
-        self.in_proj = nn.Linear(dim, 3 * dim)  # rows: query, key, value
+        self.in_proj = Linear(dim, 3 * dim)  # rows: query, key, value
         self.sharing = sharing
 
     def project(self, x: Tensor, lower: Lower | None) -> Tensor:
@@ -106,7 +107,7 @@ class MemoryAttention(Attention):
 
     def __init__(self, dim: int, num_heads: int, dropout_p: float) -> None:
         super().__init__(dim, num_heads, dropout_p)
-        self.q_proj = nn.Linear(dim, dim)
+        self.q_proj = Linear(dim, dim)
 
     def forward(self, x: Tensor, memory: Tensor, memory_layout: AnyLayout, layout: AnyLayout | None = None) -> Tensor:
         """`memory` is what `project` makes of it. `layout` is that of x, which padded memories do not ask for."""
@@ -139,7 +140,7 @@ class CrossAttention(MemoryAttention):
 
     def __init__(self, dim: int, memory_dim: int, num_heads: int, dropout_p: float) -> None:
         super().__init__(dim, num_heads, dropout_p)
-        self.kv_proj = nn.Linear(memory_dim, 2 * dim)  # rows: key, value
+        self.kv_proj = Linear(memory_dim, 2 * dim)  # rows: key, value
 
     def project(self, memory: Tensor) -> Tensor:
         """(B, S, D) -> (B, S, 2 * D), keys then values"""
@@ -151,8 +152,8 @@ class SurfaceAttention(MemoryAttention):
 
     def __init__(self, dim: int, memory_dim: int, num_heads: int, dropout_p: float) -> None:
         super().__init__(dim, num_heads, dropout_p)
-        self.k_proj = nn.Linear(memory_dim, dim)
-        self.v_proj = nn.Linear(memory_dim, dim)
+        self.k_proj = Linear(memory_dim, dim)
+        self.v_proj = Linear(memory_dim, dim)
 
     def project(self, keys: Tensor, values: Tensor) -> Tensor:
         """(B, S, D) each -> (B, S, 2 * D)"""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +13,14 @@ from torch import nn
 
 # Of one function: layers for which LayerDrop has rates of their own run in so many shapes. torch gives up after 8.
 MOST_SHAPES = 64
+# Set to 1, what cannot be captured (or compiled) is an error. Otherwise it is a notice, and the work is done eagerly.
+STRICT = "LAMINA_STRICT_CUDA_GRAPHS"
+# Who wants TF32 says --tf32.
+warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores .* available but not enabled")
+
+
+def is_strict() -> bool:
+    return os.environ.get(STRICT, "0") not in ("", "0")
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,9 +39,14 @@ def _options() -> dict[str, Any]:
     return {f"triton.{name}": False} if hasattr(config.triton, name) else {}
 
 
+def parts_to_compile(model: nn.Module) -> list[Any]:
+    """A model's layers and embeddings."""
+    return [part for part in model.modules() if getattr(part, "is_compiled_whole", False)]
+
+
 def compiled_parts(model: nn.Module) -> dict[nn.Module, Any]:
-    """What to run instead of a model's layers and embeddings; the compiler works when it is first run."""
-    return {part: compiled(part.forward) for part in model.modules() if getattr(part, "is_compiled_whole", False)}
+    """What to run instead of them; the compiler works when it is first run."""
+    return {part: compiled(part.forward) for part in parts_to_compile(model)}
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
+from lamina.cuda_graphs.compiled_pass import CompiledPasses
 from lamina.cuda_graphs.train_pass import CapturedPasses
 from lamina.data.batching import AnyBatch
 from lamina.distributed.ranks import ALONE, Ranks
@@ -66,10 +67,13 @@ class Updater:
         self.sums = torch.zeros(2, device=device)  # of loss and nll, over the batches of an update
         self.lr, self.share = (torch.zeros((), device=device, dtype=torch.float64) for _ in range(2))
         self.before_step: Callable[[], None] = lambda: None  # for those who still copy the state
-        self._captured = self._captured_passes(precision, dtype, note, skip_time)
+        self._captured, self._compiled = self._faster_passes(precision, note, skip_time)
         # Not made in vain: the compiler takes seconds to import. It gains nothing where parameters are moved in groups.
-        is_fused = self._captured is not None and precision.compiles and self.optimizer.is_uniform
-        self._compiled_move_ = compiled(self._move_) if is_fused else self._move_
+        is_fused = precision.compiles and self.optimizer.is_uniform
+        self._compiled_move_ = compiled(self._move_) if is_fused and self._captured is not None else self._move_
+        self._step_ = self.optimizer.step_
+        if is_fused and self._compiled is not None:
+            self._step_ = self._compiled.or_eager(self.optimizer.step_)
 
     def update(self, batches: Sequence[AnyBatch], lr: float, seed: int, draws: Sequence[ActiveLayers] = (ALL_LAYERS,),
                total: int | None = None) -> UpdateResult:
@@ -102,6 +106,7 @@ class Updater:
         """Gradients and losses of these passes, added up from nothing; each is replayed where it has been captured."""
         self.weights.zero_grad_()
         self.sums.zero_()
+        run = self._compiled or self.forward_backward
         for number, one in enumerate(passes):
             # What gathers a gradient by replacing it must be alone: the pieces of a batch that was cut are not.
             may_replay = not self.weights.replaces or (number == 0 and one.is_last)
@@ -112,7 +117,7 @@ class Updater:
                 continue
             if one.is_last:
                 self.weights.expect_last_(self.active_in_any)
-            self.forward_backward(one.batch, one.active, is_filler=one.is_filler)
+            run(one.batch, one.active, is_filler=one.is_filler)
             self.weights.collect_grad_()
 
     def forward_backward(self, batch: AnyBatch, active: ActiveLayers = ALL_LAYERS, *, is_filler: bool = False,
@@ -141,7 +146,7 @@ class Updater:
         grad = self.weights.grad
         grad = grad.mul_(factor) if grad.dtype == torch.float32 else grad.float().mul_(factor)
         # None where the host can see for free that all is well, which spares the optimizer its masks.
-        self.optimizer.step_(grad, self.lr, None if ok.device.type == "cpu" and bool(ok) else ok)
+        self._step_(grad, self.lr, None if ok.device.type == "cpu" and bool(ok) else ok)
         self.weights.publish_()
 
     def _result(self, numbers: Tensor, num_tokens: int, num_sentences: int) -> UpdateResult:
@@ -154,21 +159,15 @@ class Updater:
             arrival.record()
         return UpdateResult(numbers[:5], numbers[5:], num_tokens, num_sentences, arrival)
 
-    def _captured_passes(self, precision: PrecisionConfig, dtype: torch.dtype, note: Callable[[str], None],
-                         skip_time: Callable[[float], None]) -> CapturedPasses | None:
+    def _faster_passes(self, precision: PrecisionConfig, note: Callable[[str], None],
+                       skip_time: Callable[[float], None]) -> tuple[CapturedPasses | None, CompiledPasses | None]:
+        """What takes the place of eager passes on a GPU: one of the two, or neither."""
         if self.weights.master.device.type != "cuda" or not precision.cuda_graphs:
-            return None
-        if reason := why_eager(self.weights, dtype, precision):
-            note(f"updates are eager, not captured (--cuda-graphs): {reason}. Small batches take up to eight times as long "
-                 "(docs/performance.md)")
-            return None
+            return None, None
+        if reason := self.weights.why_uncaptured:
+            note(f"updates are {'compiled' if precision.compiles else 'eager'}, not captured (--cuda-graphs): {reason} "
+                 "(docs/multi-gpu.md)")
+            return None, CompiledPasses(self.model, self.forward_backward, note, skip_time) if precision.compiles else None
         self.weights.expect_replays_()
-        return CapturedPasses(self.model, self.weights, self.forward_backward, note, skip_time, is_compiled=precision.compiles)
-
-
-def why_eager(weights: FlatWeights, dtype: torch.dtype, precision: PrecisionConfig) -> str | None:
-    if dtype == torch.float32:
-        return "attention over packed rows has kernels for half precision alone"
-    if weights.why_eager:
-        return weights.why_eager
-    return None
+        return CapturedPasses(self.model, self.weights, self.forward_backward, note, skip_time,
+                              is_compiled=precision.compiles), None
