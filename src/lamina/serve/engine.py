@@ -2,7 +2,8 @@
 
 `submit` checks a request, cuts its texts into sentences and turns them into ids, in the caller's thread. The worker thread
 takes sentences from the queue, one client after the other, as slots fall free, and runs the steps of all searches
-(serve/lanes.py). An answer is what `lamina generate` would give for the same sentences and options, whatever else is served.
+(serve/lanes.py), or has them run in other processes (serve/lane_workers.py). An answer is what `lamina generate` would give for
+the same sentences and options, whatever else is served.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from lamina.errors import ConfigError, DataError, LaminaError
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 from lamina.serve.assembly import Assembler, Sentence
 from lamina.serve.exchange import Answer, ClosedError, EngineStats, Histogram, QueueFullError, Request, TextHypothesis
+from lamina.serve.lane_workers import LaneWorkers
 from lamina.serve.lanes import LaneError, Lanes, Wanted
 from lamina.text.sentence_splitter import Segment, split_sentences
 
@@ -68,7 +70,8 @@ class Engine:
 
     def __init__(self, model: Translator, *, slots: int = 64, defaults: Mapping[str, object] | None = None,
                  queue_limit: int = 1024, cascade: Cascade | None = None, depth: DepthText = None,
-                 seed: int = 1, remove_bpe: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+                 seed: int = 1, remove_bpe: str | None = None, lanes: Lanes | LaneWorkers | None = None,
+                 clock: Callable[[], float] = time.monotonic) -> None:
         """Begin to wait for requests.
 
         Arguments:
@@ -79,6 +82,7 @@ class Engine:
             depth: of requests that name none.
             seed: of requests that name none, for sampling.
             remove_bpe: joins pieces at a mark such as "@@ ", where the checkpoint carries no subword model of its own.
+            lanes: what searches, with as many slots; if left out, the worker thread itself.
         """
         if slots < 1 or queue_limit < 1:
             raise ConfigError(f"slots is {slots} and queue_limit {queue_limit}; both must be at least 1.")
@@ -107,14 +111,14 @@ class Engine:
         self._latencies: defaultdict[str, Histogram] = defaultdict(Histogram)
         self._is_closing = self._is_abandoned = False
         # Of the worker alone:
-        self._lanes = Lanes(model, slots)
+        self._lanes = Lanes(model, slots) if lanes is None else lanes
         self._worker = threading.Thread(target=self._work, name="lamina-engine", daemon=True)
         self._worker.start()
 
     @property
     def is_alive(self) -> bool:
         """Whether it answers: it is not closed, and nothing has ended its thread."""
-        return self._worker.is_alive() and not self._is_closing
+        return self._worker.is_alive() and not self._is_closing and self._lanes.is_alive
 
     @property
     def num_layers(self) -> dict[str, int]:
@@ -153,7 +157,7 @@ class Engine:
             if jobs:
                 self._waiting.setdefault(request.client, deque()).extend(jobs)
                 self._num_waiting += len(jobs)
-                self._changed.notify_all()
+                self._tell_worker()
         ticket.future.add_done_callback(lambda future: self._forget(ticket, "cancelled") if future.cancelled() else None)
         if not jobs:
             self._finish(ticket)
@@ -163,12 +167,17 @@ class Engine:
         """Take nothing new, finish what was accepted, and end; after `grace` seconds the rest fails with ClosedError."""
         with self._changed:
             self._is_closing = True
-            self._changed.notify_all()
+            self._tell_worker()
         self._worker.join(grace)
         with self._changed:
             self._is_abandoned = True
-            self._changed.notify_all()
+            self._tell_worker()
         self._worker.join()
+
+    def _tell_worker(self) -> None:
+        """Under the lock: something has changed."""
+        self._changed.notify_all()
+        self._lanes.wake()
 
     def stats(self) -> EngineStats:
         with self._changed:
@@ -177,7 +186,8 @@ class Engine:
                                requests_done=counts["done"], requests_refused=counts["refused"],
                                requests_cancelled=counts["cancelled"], requests_failed=counts["failed"],
                                tokens=counts["tokens"], sentences=dict(self._by_depth), cascade_kept=counts["kept"],
-                               cascade_repeated=counts["repeated"], latencies=deepcopy(dict(self._latencies)))
+                               cascade_repeated=counts["repeated"], workers_lost=self._lanes.num_lost,
+                               latencies=deepcopy(dict(self._latencies)))
 
     # -- before the queue, in the caller's thread
 
@@ -251,9 +261,10 @@ class Engine:
             with self._changed:
                 self._is_closing = True
                 left = {job.ticket for jobs in self._waiting.values() for job in jobs}
-            left |= {wanted.key.ticket for lane in self._lanes.lanes.values() for wanted in lane.running}
+            left |= {wanted.key.ticket for wanted in self._lanes.running}
             for ticket in left:
                 self._fail(ticket, ClosedError("the engine was closed before this was done."))
+            self._lanes.close()
 
     def _step(self) -> None:
         try:
@@ -368,7 +379,7 @@ class Engine:
                     self._waiting[ticket.request.client] = left
                 else:
                     del self._waiting[ticket.request.client]
-            self._changed.notify_all()
+            self._tell_worker()
 
     # -- from sentences to texts
 
