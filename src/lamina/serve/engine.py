@@ -15,54 +15,28 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from lamina.api import Translator
-from lamina.api.outputs import Translation, fitted, search_config
+from lamina.api.outputs import fitted, search_config
 from lamina.config.chosen_depth import AUTO, DepthText, parse_depth
 from lamina.config.search_options import SearchConfig
 from lamina.decode.active_depth import layer_counts
 from lamina.decode.backtrace import Hypothesis
 from lamina.decode.cascade import Cascade
 from lamina.errors import ConfigError, DataError, LaminaError
-from lamina.nn.stack import ALL_LAYERS, ActiveLayers
+from lamina.nn.stack import ALL_LAYERS
 from lamina.serve.assembly import Assembler, Sentence
 from lamina.serve.exchange import Answer, ClosedError, EngineStats, Histogram, QueueFullError, Request, TextHypothesis
 from lamina.serve.lane_workers import LaneWorkers
 from lamina.serve.lanes import LaneError, Lanes, Wanted
+from lamina.serve.tickets import Chosen, Job, Known, Ticket
 from lamina.text.sentence_splitter import Segment, split_sentences
 
 # Options that name files: the process that starts the engine may give them, a client may not.
 FILE_OPTIONS = frozenset({"forbidden_words"})
 LONGEST_WAIT = 60.0  # seconds that a client is told to wait at most when the queue is full
-
-
-@dataclass(eq=False)
-class Job:
-    """A sentence of a request."""
-
-    ticket: Ticket
-    place: tuple[int, int]  # the text, and the sentence in it
-    wanted: Wanted
-    is_cut: bool
-    is_shallow: bool = False  # a cascade asks the whole model again unless it is sure
-    counts: dict[str, int] = field(default_factory=dict)  # layers of each stack that ran
-
-
-@dataclass(eq=False)
-class Ticket:
-    """A request that was accepted."""
-
-    request: Request
-    segments: list[list[Segment]]
-    depth_name: str
-    submitted: float
-    future: Future[Answer] = field(default_factory=Future)
-    started: float | None = None
-    num_left: int = 0
-    is_over: bool = False
-    found: dict[tuple[int, int], tuple[Job, Translation]] = field(default_factory=dict)
 
 
 class Engine:
@@ -90,12 +64,15 @@ class Engine:
         self.num_slots = slots
         self.queue_limit = queue_limit
         self.defaults = dict(defaults or {})
+        self.num_layers = layer_counts(ALL_LAYERS, model.models[0])  # of each stack: the depths that can be asked for
+        self._configs: Known[SearchConfig] = Known()
+        self._depths: Known[Chosen] = Known()
         self._config_of(self.defaults)  # a default that makes no sense is told now
         self.cascade, self.default_depth = cascade, depth
         if cascade is not None:
             cascade.check(model.digest)
             self._shallow = model.active_layers(cascade.chosen_depth)
-        self._layers_of(depth)
+        self._chosen(depth)
         self.seed, self.remove_bpe = seed, remove_bpe
         self.join_target = partial(model.join_target, remove_bpe=remove_bpe)
         self._assembler = Assembler(model.subwords[0].decode, self.join_target, model.subwords[0].encode, model.languages[1])
@@ -120,17 +97,12 @@ class Engine:
         """Whether it answers: it is not closed, and nothing has ended its thread."""
         return self._worker.is_alive() and not self._is_closing and self._lanes.is_alive
 
-    @property
-    def num_layers(self) -> dict[str, int]:
-        """Of each stack of the model: the depths that can be asked for."""
-        return layer_counts(ALL_LAYERS, self.model.models[0])
-
     def search_options(self, options: Mapping[str, object]) -> SearchConfig:
         """A request's options on top of the defaults; a ConfigError says what is wrong with them."""
         for name in options:
             if name.replace("-", "_") in FILE_OPTIONS:
                 raise ConfigError(f"{name} names a file, and only the server's own command line may. Leave it out.")
-        return self._config_of({**self.defaults, **options})
+        return self._configs.of(sorted(options.items()), lambda: self._config_of({**self.defaults, **options}))
 
     def _config_of(self, options: Mapping[str, object]) -> SearchConfig:
         config = search_config(**options)
@@ -201,25 +173,28 @@ class Engine:
                 raise ConfigError(f"there are {len(texts)} texts, but {len(request.constraints)} lists of constraints. Give "
                                   "each text one; an empty list asks for nothing.")
             config = replace(config, constraint_order=config.constraint_order or "ordered")
-        active, name = self._layers_of(self.default_depth if request.depth is None else request.depth)
+        chosen = self._chosen(self.default_depth if request.depth is None else request.depth)
         language = self.model.languages[0]
         segments = [split_sentences(text, language) if request.splits else [Segment("", text, "")] for text in texts]
-        ticket = Ticket(request, segments, name, self._clock())
-        jobs = self._jobs(ticket, config, active)
+        ticket = Ticket(request, segments, chosen.name, self._clock())
+        jobs = self._jobs(ticket, config, chosen)
         ticket.num_left = len(jobs)
         return ticket, jobs
 
-    def _layers_of(self, depth: object) -> tuple[ActiveLayers, str]:
-        """The layers to begin with, and the name of the depth."""
+    def _chosen(self, depth: object) -> Chosen:
+        return self._depths.of(depth, lambda: self._choose(depth))
+
+    def _choose(self, depth: object) -> Chosen:
         if parse_depth(depth) is not None:
             active = self.model.active_layers(depth)
-            return active, _depth_name(layer_counts(active, self.model.models[0]))
+            counts = layer_counts(active, self.model.models[0])
+            return Chosen(active, counts, _depth_name(counts))
         if self.cascade is None:
             raise ConfigError("the depth auto needs a cascade: choose a threshold with `lamina calibrate`, and start the "
                               "server with --cascade FILE.")
-        return self._shallow, AUTO
+        return Chosen(self._shallow, layer_counts(self._shallow, self.model.models[0]), AUTO)
 
-    def _jobs(self, ticket: Ticket, config: SearchConfig, active: ActiveLayers) -> list[Job]:
+    def _jobs(self, ticket: Ticket, config: SearchConfig, chosen: Chosen) -> list[Job]:
         jobs, number, request = [], 0, ticket.request
         seed = self.seed if request.seed is None else request.seed
         for place, own in enumerate(ticket.segments):
@@ -230,9 +205,8 @@ class Engine:
                 ids = fitted(whole, self.model.max_source_positions, 0, "truncate", said.append)
                 assert ids is not None
                 if len(ids) > 1 or phrases:  # an empty text has an empty translation
-                    wanted = Wanted(None, ids, config, active, (seed, number), phrases, request.with_alignment)
-                    wanted.key = Job(ticket, (place, position), wanted, bool(said), ticket.depth_name == AUTO,
-                                     layer_counts(active, self.model.models[0]))
+                    wanted = Wanted(None, ids, config, chosen.active, (seed, number), phrases, request.with_alignment)
+                    wanted.key = Job(ticket, (place, position), wanted, bool(said), ticket.depth_name == AUTO, chosen.counts)
                     jobs.append(wanted.key)
                 number += 1
         return jobs
