@@ -235,8 +235,8 @@ def test_draws_of_layers_have_one_shape():
     assert np.mean([batch.recurs for batch in batches]) > 0.9
 
 
-def test_blocks_of_one_length_are_packed_where_padded_ones_would_not_recur():
-    assert not feed_of([32] * 100).is_flat
-    feed = feed_of([32] * 100, recur=False)
-    assert feed.is_flat
-    assert feed.text_shape is not None
+@pytest.mark.parametrize(("lengths", "recur", "is_packed"), [([32] * 199 + [7], True, False), ([32] * 200, False, True),
+                                                             ([31, 32] * 100, True, True)])
+def test_blocks_are_packed_where_padded_ones_would_not_recur(lengths, recur, is_packed):
+    feed = feed_of(lengths, recur=recur)
+    assert feed.is_flat == (feed.text_shape is not None) == is_packed
