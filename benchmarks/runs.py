@@ -38,15 +38,27 @@ def _layer_drop(rate: str) -> tuple[str, ...]:
     return ("--encoder-layerdrop", rate, "--decoder-layerdrop", rate)
 
 
+PRE_LN = ("--encoder-normalize-before", "--decoder-normalize-before")
 # What a model learns with, then what it is computed with.
 TECHNIQUES: dict[str, tuple[str, ...]] = {
     "plain": (),
+    "pre-ln": PRE_LN,
     "admin": ADMIN,
+    "keel": ("--init-type", "keel"),
+    "b2t": ("--init-type", "b2t"),
+    "layernorm-scaling": (*PRE_LN, "--init-type", "layernorm-scaling"),
     "fusion": FUSION,
+    "transparent": ("--transparent-attention",),
+    "denseformer": ("--mixing", "denseformer"),
+    "value-residual": ("--mixing", "value-residual"),
+    "lime": ("--mixing", "lime"),
+    "attention-residuals": (*PRE_LN, "--mixing", "attention-residuals"),
+    "attention-residuals-blocks": (*PRE_LN, "--mixing", "attention-residuals", "--attnres-blocks", "3"),
     "layerdrop-0.2": _layer_drop("0.2"),
     "layerdrop-0.5": _layer_drop("0.5"),
     "all": (*ADMIN, *FUSION, *_layer_drop("0.2")),
     "recomputed": ("--checkpoint-activations",),
+    "recomputed-eager": ("--checkpoint-activations", "--no-cuda-graphs"),
     "uncompiled": ("--no-compile",),
     "unrecorded": ("--no-cuda-graphs",),
     "padded": ("--no-pack", "--batch-order", "length"),
