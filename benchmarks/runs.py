@@ -217,7 +217,7 @@ def measure(data: str, case: Case, seconds: float, extra: Sequence[str] = ()) ->
             raise
         process.wait()
         why = why_it_ended(process, errors)
-    if not is_enough and process.returncode or not log.updates:
+    if (not is_enough and process.returncode) or not log.updates:
         raise RunError(why)
     return log
 
@@ -265,6 +265,8 @@ def _in_turns(cases: Sequence[Case], folders: dict[int, str], options: argparse.
 
     with ExitStack() as stack:
         runs = [stack.enter_context(Waiting(folders[case.vocabulary], case, extra)) for case in cases]
+        for run in runs:
+            run.wait_until_warm()
         for number, run in product(range(options.rounds), runs):
             if run.error is None:
                 log = run.turn(options.seconds)

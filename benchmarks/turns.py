@@ -25,7 +25,7 @@ class Waiting:
         self.case = case
         self.error: RunError | None = None
         self._log = Log()
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115: closed where the run ends
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._started = time.perf_counter()
         self._process = start(data, case, extra, self._errors)
         self._thread = threading.Thread(target=self._warm_up)
@@ -42,9 +42,11 @@ class Waiting:
             self._process.stdout.close()
         self._errors.close()
 
-    def turn(self, seconds: float) -> Log:
-        """So many seconds of it. Where they end before, `error` says why."""
+    def wait_until_warm(self) -> None:
         self._thread.join()
+
+    def turn(self, seconds: float) -> Log:
+        """So many seconds of it, once all are warm. Where the run ends before, `error` says why."""
         log, is_first = replace(self._log, updates=0, tokens=0.0, seconds=0.0), True
         if self.error is not None:
             return log
