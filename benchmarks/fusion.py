@@ -56,7 +56,7 @@ def models(options: argparse.Namespace, vocabulary_size: int) -> dict[str, torch
 
 def train_times(options: argparse.Namespace, vocabulary_size: int) -> dict[str, float]:
     device = torch.device(options.device)
-    batch = as_training_takes_it(made_up_batch(vocabulary_size, options.max_tokens, device), options.precision)
+    batch = as_training_takes_it(made_up_batch(vocabulary_size, options.max_tokens, device))
     optimization = OptimizationConfig(criterion=LabelSmoothedCrossEntropy(smoothing=0.1))
     updaters = {name: Updater(model.to(device), optimization, PrecisionConfig(), DTYPES[options.precision])
                 for name, model in models(options, vocabulary_size).items()}

@@ -44,9 +44,9 @@ def made_up_batch(vocabulary_size: int, max_tokens: int, device: torch.device, l
                  indices=tuple(range(rows)))
 
 
-def as_training_takes_it(batch: Batch, precision: str) -> AnyBatch:
-    """Packed, where `lamina train` packs: on a GPU, in half precision."""
-    if batch.source.device.type == "cpu" or precision == "fp32":
+def as_training_takes_it(batch: Batch) -> AnyBatch:
+    """Packed, where `lamina train` packs: on a GPU."""
+    if batch.source.device.type == "cpu":
         return batch
     rows, length = batch.source.shape
     sides = [Sentences(side.flatten().cpu().numpy(), np.full(rows, length)) for side in (batch.source, batch.target_out)]

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from lamina.cuda_graphs.recorder import STRICT
+from lamina.nn.compiling import STRICT
 
 os.environ["COLUMNS"] = "100"
 os.environ[STRICT] = "1"

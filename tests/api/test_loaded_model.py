@@ -14,7 +14,8 @@ import lamina
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
 from lamina.errors import CheckpointError, ConfigError
-from lamina.nn.prepacked import can_prepack, is_prepacked
+from lamina.nn.linear import has_onednn
+from lamina.nn.prepacked import is_prepacked
 from tiny import TINY_FLAGS, make_data
 
 LINES = ["the old boat sings", "a bird", "the small red bird reads near the river", "moon"]
@@ -54,10 +55,10 @@ COPIES = {"pickle": lambda model: pickle.loads(pickle.dumps(model)), "deepcopy":
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("options", [{}, {"prepack": False}, {"quantize": "int8"}], ids=str)
 def test_copies_translate_the_same(path, how, options):
-    if options.get("quantize") and not can_prepack():
+    if options.get("quantize") and not has_onednn():
         pytest.skip("no oneDNN kernels here")
     model = lamina.load(path, device="cpu", **options)
-    assert is_prepacked(model.models[0]) == (can_prepack() and options.get("prepack", True))
+    assert is_prepacked(model.models[0]) == (has_onednn() and options.get("prepack", True))
     other = COPIES[how](model)
     assert texts(other) == texts(model)
     assert is_prepacked(other.models[0]) == is_prepacked(model.models[0])
@@ -85,7 +86,7 @@ def test_state_dict_has_the_weights_of_the_checkpoint(model, path):
 
 def test_repr_says_what_it_is(model, path):
     assert repr(model).startswith("Translator(en -> xx, 3 encoder layers, 3 decoder layers, ")
-    assert repr(model).endswith(f"k parameters, float32 on cpu{', prepacked' if can_prepack() else ''})")
+    assert repr(model).endswith(f"k parameters, float32 on cpu{', prepacked' if has_onednn() else ''})")
     pair = lamina.load([path, path], device="cpu", dtype="bfloat16")
     assert "2 models" in repr(pair)
     assert "bfloat16 on cpu" in repr(pair)
@@ -165,7 +166,7 @@ def test_saving_writes_what_was_changed_since(path, tmp_path):
     assert torch.equal(load_checkpoint(tmp_path / "changed.pt").weights[name], model.models[0].head.table.weight.float())
 
 
-@pytest.mark.skipif(not can_prepack(), reason="no oneDNN kernels here")
+@pytest.mark.skipif(not has_onednn(), reason="no oneDNN kernels here")
 def test_what_is_rounded_to_8_bits_is_not_saved(path, tmp_path):
     with pytest.raises(CheckpointError, match=r"rounded to 8 bits\. Load it without quantize"):
         lamina.load(path, device="cpu", quantize="int8").save(tmp_path / "model.pt")

@@ -14,7 +14,8 @@ from lamina.checkpoint.format import load_checkpoint, save_checkpoint
 from lamina.cli import main
 from lamina.config.search_options import SearchConfig
 from lamina.errors import CheckpointError, ConfigError
-from lamina.nn.prepacked import Int8Linear, PrepackedLinear, can_prepack
+from lamina.nn.linear import Linear, has_onednn
+from lamina.nn.prepacked import Int8Linear, PrepackedLinear
 from tiny import TINY_FLAGS, make_data
 
 LINES = ["the old boat sings", "", "a bird", "the small red bird reads near the river along the house", "moon", "garden house"]
@@ -238,7 +239,7 @@ def test_a_model_without_numbers_is_noticed(path):
     assert "--fp32" in warning
 
 
-@pytest.mark.skipif(not can_prepack(), reason="no oneDNN kernels here")
+@pytest.mark.skipif(not has_onednn(), reason="no oneDNN kernels here")
 def test_models_on_a_processor_are_packed(path):
     def kinds(**options):
         translator = lamina.load(path, device="cpu", **options)
@@ -247,7 +248,7 @@ def test_models_on_a_processor_are_packed(path):
 
     assert kinds() == {PrepackedLinear}
     assert kinds(quantize="int8") == {Int8Linear}
-    assert kinds(dtype="bf16") == {torch.nn.Linear}
+    assert kinds(dtype="bf16") == {Linear}
 
 
 def test_what_cannot_be_quantized(path, monkeypatch):
@@ -255,7 +256,7 @@ def test_what_cannot_be_quantized(path, monkeypatch):
         lamina.load(path, device="cpu", quantize="int4")
     with pytest.raises(ConfigError, match="is for a CPU, with float32 between"):
         lamina.load(path, device="cpu", dtype="bf16", quantize="int8")
-    monkeypatch.setattr("lamina.api.loading.can_prepack", lambda: False)
+    monkeypatch.setattr("lamina.api.loading.has_onednn", lambda: False)
     with pytest.raises(ConfigError, match="needs an x86 CPU and a torch with oneDNN"):
         lamina.load(path, device="cpu", quantize="int8")
     assert lamina.load(path, device="cpu").translate(["a bird"], beam=2, **OPTIONS)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lamina.cli import main
-from lamina.nn.prepacked import can_prepack
+from lamina.nn.linear import has_onednn
 from tiny import TINY_FLAGS, make_data, write_text
 
 
@@ -489,7 +489,7 @@ def test_one_precision_at_a_time(trained, capsys):
     same(generate(capsys, trained, "--fp32"), generate(capsys, trained))
 
 
-@pytest.mark.skipif(not can_prepack(), reason="no oneDNN kernels here")
+@pytest.mark.skipif(not has_onednn(), reason="no oneDNN kernels here")
 def test_eight_bits_translate_nearly_the_same(trained, capsys):
     whole, rounded = (generate(capsys, trained, *flags) for flags in ([], ["--quantize", "int8"]))
     scores = [[float(score) for score, _ in rows(lines, "H").values()] for lines in (whole, rounded)]
@@ -499,7 +499,7 @@ def test_eight_bits_translate_nearly_the_same(trained, capsys):
     same(rounded, generate(capsys, trained, "--quantize", "int8", "--batch-size", "1"))
 
 
-@pytest.mark.skipif(not can_prepack(), reason="no oneDNN kernels here")
+@pytest.mark.skipif(not has_onednn(), reason="no oneDNN kernels here")
 def test_eight_bits_with_fewer_layers_in_a_pipe(trained, capsys, monkeypatch):
     flags = ["--quantize", "int8", "--decoder-layers-to-keep", "0"]
     texts = [text for _, text in rows(generate(capsys, trained, *flags), "D").values()]

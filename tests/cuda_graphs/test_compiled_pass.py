@@ -7,8 +7,8 @@ from torch._dynamo.exc import TorchDynamoException
 import lamina.cuda_graphs.compiled_pass as compiled_pass
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.cuda_graphs.compiled_pass import CompiledPasses
-from lamina.cuda_graphs.recorder import STRICT
 from lamina.cuda_graphs.static_batches import SIGHTINGS
+from lamina.nn.compiling import STRICT
 from lamina.parts.update_rules import Sgd
 from lamina.training.update import Updater
 from tiny import batch_of, tiny_model

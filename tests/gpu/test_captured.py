@@ -19,6 +19,7 @@ from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 from lamina.parts.criteria import LabelSmoothedCrossEntropy
 from lamina.parts.residuals import Admin
 from lamina.text.vocabulary import EOS, PAD
+from lamina.training.compute_type import products_of_float32
 from lamina.training.update import Updater
 from tiny import FUSIONS, VOCABULARY_SIZE, tiny_config
 
@@ -29,7 +30,7 @@ SHAPE = PackedShape(places=256, max_sentences=24, longest=32)
 STARTS: dict[int, torch.Tensor] = {}  # the weights that each updater began with
 
 
-def batch_of(seed: int, longest: int = 20, shape: PackedShape = SHAPE):
+def sides_of(seed: int, longest: int = 20) -> list[Sentences]:
     random = np.random.default_rng(seed)
     sides = []
     for _ in range(2):
@@ -37,7 +38,17 @@ def batch_of(seed: int, longest: int = 20, shape: PackedShape = SHAPE):
         ids = random.integers(4, VOCABULARY_SIZE, sizes.sum())
         ids[np.cumsum(sizes) - 1] = EOS
         sides.append(Sentences(ids, sizes))
-    return packed(*sides, shape, range(14)).to(torch.device("cuda"))
+    return sides
+
+
+def batch_of(seed: int, longest: int = 20, shape: PackedShape = SHAPE):
+    return packed(*sides_of(seed, longest), shape, range(14)).to(torch.device("cuda"))
+
+
+def padded_batch_of(seed: int) -> Batch:
+    """The same sentences."""
+    rows = [np.split(side.ids, np.cumsum(side.sizes)[:-1]) for side in sides_of(seed)]
+    return collate([Example(*pair) for pair in zip(*rows, strict=True)], range(14)).to(torch.device("cuda"))
 
 
 def updater(parts: dict | None = None, *, dtype: torch.dtype = torch.bfloat16, dropout_p: float = 0.0, **precision) -> Updater:
@@ -54,8 +65,9 @@ def some_of(*seed: int) -> ActiveLayers:
     return ActiveLayers(tuple(random.random(3) < 0.6), tuple(random.random(3) < 0.6))
 
 
-def train(of: Updater, *, draws=lambda number: [ALL_LAYERS], updates: int = 6, per_update: int = 1) -> list[list[float]]:
-    results = [of.update([batch_of(number * per_update + place) for place in range(per_update)], 1e-3, 100 + number,
+def train(of: Updater, *, draws=lambda number: [ALL_LAYERS], updates: int = 6, per_update: int = 1,
+          batches=batch_of) -> list[list[float]]:
+    results = [of.update([batches(number * per_update + place) for place in range(per_update)], 1e-3, 100 + number,
                          draws(number)) for number in range(updates)]
     torch.cuda.synchronize()
     return [result.numbers.tolist() for result in results]
@@ -80,13 +92,14 @@ def assert_same_way(found: Updater, expected: Updater, *, exact: Updater | None 
 @pytest.mark.parametrize("longest", [20, 400], ids=["tiles of several", "one after the other"])
 @pytest.mark.parametrize(("num_heads", "channels"), [(2, 8), (4, 128), (8, 64), (1, 256), (1, 512), (1, 1024)])
 @pytest.mark.parametrize("kind", ["within", "causal", "across"])
-def test_packed_attention(longest, num_heads, channels, kind):
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.01), (torch.float32, 1e-6)], ids=["bf16", "fp32"])
+def test_packed_attention(longest, num_heads, channels, kind, dtype, tolerance):
     shape = PackedShape(places=5120, max_sentences=24, longest=512) if longest > 20 else SHAPE
     source, target = (lay_out(side, PAD)[1] for side in batch_of(0, longest, shape).inputs)
     assert isinstance(source, PackedLayout)
     torch.manual_seed(0)
     width = num_heads * channels
-    inputs = [torch.randn(1, shape.places, size * width, device="cuda").bfloat16().requires_grad_()
+    inputs = [torch.randn(1, shape.places, size * width, device="cuda").to(dtype).requires_grad_()
               for size in ([1, 2] if kind == "across" else [3])]
 
     def attend(*tensors):
@@ -95,13 +108,13 @@ def test_packed_attention(longest, num_heads, channels, kind):
         return target.attend_within(*tensors, num_heads, is_causal=kind == "causal")
 
     found = attend(*inputs)
-    wide = [tensor.detach().float().requires_grad_() for tensor in inputs]
-    expected = attend(*wide)  # float32 takes the plain kernel with a mask
+    wide = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    expected = attend(*wide)  # without kernels of its own
     weight = torch.randn_like(expected)
-    gradients = torch.autograd.grad(found, inputs, weight.bfloat16())
+    gradients = torch.autograd.grad(found, inputs, weight.to(dtype))
     expected_gradients = torch.autograd.grad(expected, wide, weight)
     for one, other in zip((found, *gradients), (expected, *expected_gradients), strict=True):
-        assert float((one.detach().float() - other.detach()).norm() / other.detach().norm()) < 0.01
+        assert float((one.detach().double() - other.detach()).norm() / other.detach().norm()) < tolerance
 
 
 def test_dropout_of_packed_attention_keeps_the_mean_and_its_gradient():
@@ -136,6 +149,30 @@ def test_compiled_updates_are_the_eager_ones(name, capsys):
     train(exact)
     assert_same_way(compiled, eager, exact=exact)
     assert "is off" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("name", ["plain", "att hard"])
+def test_float32_is_captured_and_equals_padded_rows(name, compiles, capsys):
+    parts = FUSIONS.get(name, {})
+    eager, captured = updater(parts, dtype=torch.float32, cuda_graphs=False), updater(parts, dtype=torch.float32,
+                                                                                       compiles=compiles)
+    expected, found = train(eager, batches=padded_batch_of), train(captured)
+    said = capsys.readouterr().out
+    assert "captured updates" in said
+    assert "is off" not in said
+    for one, other in zip(found, expected, strict=True):
+        assert one[:2] == pytest.approx(other[:2], rel=1e-6)
+        assert one[2:] == pytest.approx(other[2:], rel=1e-5)
+
+
+def test_tf32_is_captured_and_close_to_float32(capsys):
+    exact = train(updater(dtype=torch.float32, cuda_graphs=False))
+    with products_of_float32(PrecisionConfig(tf32=True)):
+        found = train(updater(dtype=torch.float32))
+    assert "is off" not in capsys.readouterr().out
+    assert_close(found, exact, 0.005)
+    assert found != exact
 
 
 def test_updates_that_leave_out_whole_layers_are_eager(capsys):

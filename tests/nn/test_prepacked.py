@@ -11,17 +11,18 @@ from torch import nn
 
 from lamina.config.model import LanguageModelConfig
 from lamina.errors import ConfigError
-from lamina.nn.prepacked import Int8Linear, PrepackedLinear, can_prepack, is_prepacked, prepack_, unpack_
+from lamina.nn.linear import has_onednn
+from lamina.nn.prepacked import Int8Linear, PrepackedLinear, is_prepacked, prepack_, unpack_
 from lamina.parts.residuals import Admin
 from tiny import FUSIONS, tiny_config, tiny_language_model, tiny_masked_model, tiny_model, tiny_pair
 
 MODELS = {"plain": {}, "untied": {"share_all": False}, "pre-norm": {"is_pre_norm": True}, "admin": {"init": Admin()}, **FUSIONS}
 
-needs_kernels = pytest.mark.skipif(not can_prepack(), reason="no oneDNN kernels here")
+needs_kernels = pytest.mark.skipif(not has_onednn(), reason="no oneDNN kernels here")
 
 
 def test_packs_wherever_the_kernels_are():
-    assert can_prepack() == (platform.machine().lower() in ("x86_64", "amd64") and torch.backends.mkldnn.is_available())
+    assert has_onednn() == (platform.machine().lower() in ("x86_64", "amd64") and torch.backends.mkldnn.is_available())
 
 
 def layer_and_input(seed=0, bias=True):

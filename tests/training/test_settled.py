@@ -23,7 +23,7 @@ def start_of(is_resumed=True, **config):
 
 def settle(config, start=None, is_packed=False):
     notes = []
-    found = settled(config, start, notes.append, is_packed=is_packed)
+    found = settled(config, start, notes.append, was_packed=is_packed)
     return (found.batches.order, found.model.ffn_init), notes
 
 

@@ -22,7 +22,8 @@ from lamina.files import split_paths
 from lamina.interop.any_format import load_any
 from lamina.interop.fairseq_file import DictionaryPlaces
 from lamina.models.contract import Model
-from lamina.nn.prepacked import Int8Linear, Prepacked, PrepackedLinear, can_prepack
+from lamina.nn.linear import has_onednn
+from lamina.nn.prepacked import Int8Linear, Prepacked, PrepackedLinear
 from lamina.pruning.on_loading import made_ready
 from lamina.traits import WRITES
 
@@ -156,12 +157,12 @@ def _assembled(models: Sequence[Model], checkpoints: Sequence[Checkpoint], names
 def _prepacking(quantize: str | None, device: torch.device, dtype: torch.dtype) -> type[Prepacked] | None:
     """How the matrices of a model are laid out ahead, if they are."""
     if quantize is None:
-        return PrepackedLinear if device.type == "cpu" and dtype == torch.float32 and can_prepack() else None
+        return PrepackedLinear if device.type == "cpu" and dtype == torch.float32 and has_onednn() else None
     if quantize != "int8":
         raise ConfigError(f"quantize is {quantize!r}; it must be int8, or left out.")
     if device.type != "cpu" or dtype != torch.float32:
         raise ConfigError("quantize='int8' is for a CPU, with float32 between its products of integers. Choose "
                           "device='cpu' and no dtype, or leave quantize out.")
-    if not can_prepack():
+    if not has_onednn():
         raise ConfigError("quantize='int8' needs an x86 CPU and a torch with oneDNN, and this is not both. Leave it out.")
     return Int8Linear

@@ -271,6 +271,7 @@ class TrainOptions(TypedDict, total=False):
     target_lang: str | None
     target_word_dropout: float
     tensorboard_logdir: str | None
+    tf32: bool
     threshold_loss_scale: float | None
     tie_adaptive_proj: bool
     tie_adaptive_weights: bool

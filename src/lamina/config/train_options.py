@@ -82,11 +82,13 @@ class PrecisionConfig:
     bf16: bool = flag(False, "compute in bfloat16 with float32 master weights; needs no loss scale; the default on "
                              "GPUs that have it", aliases=("memory-efficient-bf16",))
     fp32: bool = flag(False, "compute in float32 on a GPU too")
+    tf32: bool = flag(False, "as --fp32, with matrix products in TF32 (10 bits of each number), which an A100 or later has "
+                             "units for")
     cuda_graphs: bool = flag(True, "on a GPU, capture the kernels of an update once and replay them: several times as fast")
     compiles: bool = flag(True, "on a GPU, let torch.compile fuse what it can before an update is captured", name="compile",
                           needs="cuda-graphs")
-    packs: bool = flag(True, "on a GPU, give all batches of sentence pairs the same shape, rows of --max-tokens, so that "
-                             "updates can be captured", name="pack", wants=(PAIRS,))
+    packs: bool = flag(True, "on a GPU, give all batches the same shape, rows of --max-tokens, so that updates can be captured",
+                       name="pack")
     fp16_init_scale: float = flag(128.0, "first loss scale", needs="fp16", aliases=("amp-init-scale",))
     fp16_scale_window: int | None = flag(None, "updates without overflow before the scale doubles; 2^14 / update-freq / "
                                                "ranks if left out", needs="fp16", aliases=("amp-scale-window",))
@@ -99,7 +101,9 @@ class PrecisionConfig:
 
     def __post_init__(self) -> None:
         check(not (self.fp16 and self.bf16), "--fp16 and --bf16 exclude each other; on recent GPUs take --bf16.")
-        check(not (self.fp32 and (self.fp16 or self.bf16)), "--fp32 excludes --fp16 and --bf16. Choose one of them.")
+        for is_on, name, others in ((self.fp32, "fp32", "--fp16 and --bf16"), (self.tf32, "tf32", "--fp16, --bf16 and --fp32")):
+            check(not (is_on and (self.fp16 or self.bf16 or (self.fp32 and name == "tf32"))),
+                  f"--{name} excludes {others}. Choose one of them.")
         for name in ("fp16_init_scale", "min_loss_scale"):
             check(getattr(self, name) > 0, f"--{name.replace('_', '-')} must be above 0.")
 

@@ -8,7 +8,6 @@ asks of a layer.
 from __future__ import annotations
 
 import gc
-import os
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,18 +15,14 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from lamina.nn.compiling import is_strict
+
 # Other threads, which bring data to the device, may work on while this one captures.
 CAPTURE_ERROR_MODE = "thread_local"
 # Before it is captured a function runs this often, since libraries set themselves up in their first calls.
 WARM_UPS = 2
-# Set to 1, what cannot be captured (or compiled) is an error. Otherwise it is a notice, and the work is done eagerly.
-STRICT = "LAMINA_STRICT_CUDA_GRAPHS"
 
 T = TypeVar("T")
-
-
-def is_strict() -> bool:
-    return os.environ.get(STRICT, "0") not in ("", "0")
 
 
 def reason_of(error: Exception) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from lamina.cuda_graphs.recorder import Captured, Recorder, reason_of
 from lamina.cuda_graphs.static_batches import SIGHTINGS, StaticBatches, shape_of
 from lamina.data.batching import AnyBatch
+from lamina.data.flat_texts import room_for_count
 from lamina.distributed.weights import FlatWeights
 from lamina.errors import LaminaError
 from lamina.models.contract import Model
@@ -26,10 +26,8 @@ from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 ForwardBackward = Callable[..., None]
 Sizes = tuple[int, ...]  # that the host alone knows of a batch (VocabularyHead.host_sizes)
 
-# Room for such a size, above what one batch takes: by a share, and by as many standard deviations of a count.
-SPARE_SHARE, SPARE_DEVIATIONS = 0.25, 6.0
-ROOM_MULTIPLE = 128
 MISSES_TOLD = 50
+COST_OF_EAGER = "Small batches take up to eight times as long (docs/performance.md)"
 
 
 class _CapturedPass(NamedTuple):
@@ -81,8 +79,8 @@ class CapturedPasses:
         if static is None:
             self._num_missed += 1
             if self._num_missed == MISSES_TOLD and not self._passes:
-                self.note(f"updates are eager: {MISSES_TOLD} batches kept changing shape, and what is captured has one. Small "
-                          "batches take up to eight times as long (docs/performance.md)")
+                self.note(f"updates are eager: {MISSES_TOLD} batches kept changing shape, and what is captured has one. "
+                          f"{COST_OF_EAGER}")
             return None
         key = shape_of(batch)
         known = self._passes.get(key)
@@ -135,7 +133,7 @@ class CapturedPasses:
         return True
 
     def _turn_off(self, reason: str) -> None:
-        self.note(f"--cuda-graphs is off, since it failed: {reason}")
+        self.note(f"--cuda-graphs is off, since it failed: {reason}. {COST_OF_EAGER}")
 
     def _pass(self, batch: AnyBatch, room: Sizes) -> None:
         with self.weights.gathering(), replaced(self._parts), counted_draws(), self.model.head.with_room(room):
@@ -144,9 +142,8 @@ class CapturedPasses:
 
 def room_for(sizes: Sizes, least: Sizes = ()) -> Sizes:
     """For other batches like the one of these sizes, and for what has come before."""
-    wanted = [size + max(SPARE_SHARE * size, SPARE_DEVIATIONS * math.sqrt(size)) for size in sizes]
-    rounded = [ROOM_MULTIPLE * max(1, math.ceil(number / ROOM_MULTIPLE)) for number in wanted]
-    return tuple(map(max, rounded, least or rounded))
+    rooms = [room_for_count(size) for size in sizes]
+    return tuple(map(max, rooms, least or rooms))
 
 
 def _fits(sizes: Sizes, room: Sizes) -> bool:

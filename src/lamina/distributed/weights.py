@@ -137,23 +137,21 @@ class FlatWeights:
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """A backward pass that leaves each gradient where it was made; at the end all are gathered at once, and collected.
-
-        Half precision alone: float32 gradients are added up where they lie.
-        """
-        if not self.is_half:
-            yield
-            return
+        """A backward pass that leaves each gradient where it was made; at the end all are gathered at once, and collected."""
         for parameter in self._parameters:
             parameter.grad = None
         yield
         # Straight into the update's gradient, where there is nothing to add to.
         views = self._compute_grad_views if self.accumulates else self._grad_views
         made = [(view, parameter.grad) for view, parameter in zip(views, self._parameters, strict=True)]
-        for view, grad in made:
-            if grad is None:
-                view.zero_()
-        torch._foreach_copy_([view for view, grad in made if grad is not None], [grad for _, grad in made if grad is not None])
+        places, grads = [view for view, grad in made if grad is not None], [grad for _, grad in made if grad is not None]
+        if self.is_half:
+            for view, grad in made:
+                if grad is None:
+                    view.zero_()
+            torch._foreach_copy_(places, grads)
+        else:
+            torch._foreach_add_(places, grads)
         for view, parameter in zip(self._compute_grad_views, self._parameters, strict=True):
             parameter.grad = view
         if self.accumulates:

@@ -23,6 +23,7 @@ from lamina.nn.encoder_heads import MaskedHead, SentenceHead
 from lamina.nn.feed_forward import FeedForward, Function
 from lamina.nn.fusion import Memory
 from lamina.nn.heads import LinearHead, VocabularyHead
+from lamina.nn.linear import Linear
 from lamina.nn.mixing import StackMixing
 from lamina.nn.stack import CausalLayer, DecoderLayer, EncoderLayer, LayerStack
 from lamina.parts.contracts import FusionPlace, LayerPlace, Mixing
@@ -143,13 +144,13 @@ def _lm_table(config: ModelConfig, vocab_size: int) -> TokenTable | AdaptiveTabl
     bands = []
     for number, size in enumerate(_bands(lm.input_cutoff, vocab_size, "input")):
         narrow = _band_dim(lm.input_dim or dim, lm.input_factor, number, "input")
-        bands.append(Band(TokenTable(size, narrow, None if number else PAD_ID), nn.Linear(narrow, dim, bias=False)))
+        bands.append(Band(TokenTable(size, narrow, None if number else PAD_ID), Linear(narrow, dim, bias=False)))
     return AdaptiveTable(bands)
 
 
 def _lm_head(config: ModelConfig, vocab_size: int, table: TokenTable | AdaptiveTable) -> LinearHead | AdaptiveHead:
     lm, dim = config.lm, config.lm.output_dim or config.decoder.model_dim
-    project = nn.Linear(config.decoder.model_dim, dim, bias=False) if dim != config.decoder.model_dim else None
+    project = Linear(config.decoder.model_dim, dim, bias=False) if dim != config.decoder.model_dim else None
     if not lm.softmax_cutoff:
         shared = isinstance(table, TokenTable) and config.embedding.share_decoder
         return LinearHead(table if shared else TokenTable(vocab_size, dim, PAD_ID), project)  # type: ignore[arg-type]
@@ -161,9 +162,9 @@ def _lm_head(config: ModelConfig, vocab_size: int, table: TokenTable | AdaptiveT
         narrow = _band_dim(dim, lm.softmax_factor, number, "softmax")
         own = TokenTable(size, narrow, None) if tied is None else tied[number].table
         is_turned = tied is not None and lm.ties_projections
-        narrowing = tied[number].project if tied is not None and is_turned else nn.Linear(dim, narrow, bias=False)
+        narrowing = tied[number].project if tied is not None and is_turned else Linear(dim, narrow, bias=False)
         tails.append(Tail(own, narrowing, is_turned=is_turned, dropout_p=lm.softmax_dropout_p))
-    return AdaptiveHead(words, nn.Linear(dim, len(rare), bias=False), tails, project=project, is_tied=tied is not None,
+    return AdaptiveHead(words, Linear(dim, len(rare), bias=False), tails, project=project, is_tied=tied is not None,
                         dropout_p=lm.softmax_dropout_p)
 
 
@@ -198,7 +199,7 @@ def _input_embedding(config: ModelConfig, stack: StackConfig, table: TokenTable 
         dropout_p=config.dropout.dropout_p,
         word_dropout=WordDropout(word_dropout_p, UNK_ID, FIRST_WORD_ID) if word_dropout_p else None,
         offers_tokens=offers_tokens,
-        project=nn.Linear(token_dim, dim, bias=False) if token_dim != dim else None,
+        project=Linear(token_dim, dim, bias=False) if token_dim != dim else None,
         reads=_checked_reads(stack, table),
     )
 

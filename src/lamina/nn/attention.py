@@ -13,7 +13,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lamina.nn.cache import KeyValues, Turn
+from lamina.nn.joined_states import ByGroup, by_group
 from lamina.nn.layout import AnyLayout, Layout, join_heads, split_heads
+from lamina.nn.linear import Linear
 from lamina.nn.mixing import Lower
 
 
@@ -29,7 +31,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.dropout_p = dropout_p
-        self.out_proj = nn.Linear(dim, dim)
+        self.out_proj = Linear(dim, dim)
 
     def split(self, x: Tensor) -> Tensor:
         """(B, T, D) -> (B, H, T, C)"""
@@ -41,9 +43,13 @@ class Attention(nn.Module):
 
         `may_attend` is True where a query may look, or a bias on the scores that is -inf where it may not.
         """
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=may_attend, is_causal=is_causal,
-                                               dropout_p=self.active_dropout_p)
-        return self.out_proj(join_heads(mixed))
+        return self.out_proj(self.mixed(query, key, value, may_attend=may_attend, is_causal=is_causal))
+
+    def mixed(self, query: Tensor, key: Tensor, value: Tensor, *, may_attend: Tensor | None = None,
+              is_causal: bool = False) -> Tensor:
+        """`attend` before the output projection."""
+        return join_heads(F.scaled_dot_product_attention(query, key, value, attn_mask=may_attend, is_causal=is_causal,
+                                                         dropout_p=self.active_dropout_p))
 
     @property
     def active_dropout_p(self) -> float:
@@ -60,7 +66,7 @@ class SelfAttention(Attention):
 
     def __init__(self, dim: int, num_heads: int, dropout_p: float, sharing: nn.Module | None = None) -> None:
         super().__init__(dim, num_heads, dropout_p)
-        self.in_proj = nn.Linear(dim, 3 * dim)  # rows: query, key, value
+        self.in_proj = Linear(dim, 3 * dim)  # rows: query, key, value
         self.sharing = sharing
 
     def project(self, x: Tensor, lower: Lower | None) -> Tensor:
@@ -86,11 +92,14 @@ class SelfAttention(Attention):
         query, key, value = map(self.split, projected.chunk(3, dim=2))
         return self.attend(query, key, value, is_causal=True)
 
-    def step(self, x: Tensor, past: KeyValues, turn: Turn, lower: Lower | None = None) -> Tensor:
+    def step(self, x: Tensor, past: KeyValues | ByGroup, turn: Turn | ByGroup, lower: Lower | None = None) -> Tensor:
         """One new token a beam, after those in `past`, which grows by them. x: (B, K, D)"""
         query, entries = self.project(x, lower).tensor_split([x.size(2)], dim=2)
+        return self.out_proj(by_group(self._look_back, (query, entries), past, turn))
+
+    def _look_back(self, query: Tensor, entries: Tensor, past: KeyValues, turn: Turn) -> Tensor:
         keys, values = past.append_(entries, turn)
-        return self.attend(self.split(query), keys, values, may_attend=turn.bias)
+        return self.mixed(self.split(query), keys, values, may_attend=turn.bias)
 
 
 class MemoryAttention(Attention):
@@ -98,7 +107,7 @@ class MemoryAttention(Attention):
 
     def __init__(self, dim: int, num_heads: int, dropout_p: float) -> None:
         super().__init__(dim, num_heads, dropout_p)
-        self.q_proj = nn.Linear(dim, dim)
+        self.q_proj = Linear(dim, dim)
 
     def forward(self, x: Tensor, memory: Tensor, memory_layout: AnyLayout, layout: AnyLayout | None = None) -> Tensor:
         """`memory` is what `project` makes of it. `layout` is that of x, which padded memories do not ask for."""
@@ -110,9 +119,12 @@ class MemoryAttention(Attention):
         key, value = map(self.split, memory.chunk(2, dim=2))
         return key, value
 
-    def step(self, x: Tensor, halves: tuple[Tensor, Tensor], memory_layout: Layout) -> Tensor:
+    def step(self, x: Tensor, halves: tuple[Tensor, Tensor] | ByGroup, memory_layout: Layout | ByGroup) -> Tensor:
         """The same as `forward` with keys and values that are kept ready."""
-        return self.attend(self.split(self.q_proj(x)), *halves, may_attend=memory_layout.may_attend)
+        return self.out_proj(by_group(self._read, (self.q_proj(x),), halves, memory_layout))
+
+    def _read(self, query: Tensor, halves: tuple[Tensor, Tensor], memory_layout: Layout) -> Tensor:
+        return self.mixed(self.split(query), *halves, may_attend=memory_layout.may_attend)
 
     def weights(self, x: Tensor, memory: Tensor, memory_layout: Layout, layout: Layout | None = None) -> Tensor:
         """How much each query looks at each key, over all heads. (B, T, S)"""
@@ -128,7 +140,7 @@ class CrossAttention(MemoryAttention):
 
     def __init__(self, dim: int, memory_dim: int, num_heads: int, dropout_p: float) -> None:
         super().__init__(dim, num_heads, dropout_p)
-        self.kv_proj = nn.Linear(memory_dim, 2 * dim)  # rows: key, value
+        self.kv_proj = Linear(memory_dim, 2 * dim)  # rows: key, value
 
     def project(self, memory: Tensor) -> Tensor:
         """(B, S, D) -> (B, S, 2 * D), keys then values"""
@@ -140,8 +152,8 @@ class SurfaceAttention(MemoryAttention):
 
     def __init__(self, dim: int, memory_dim: int, num_heads: int, dropout_p: float) -> None:
         super().__init__(dim, num_heads, dropout_p)
-        self.k_proj = nn.Linear(memory_dim, dim)
-        self.v_proj = nn.Linear(memory_dim, dim)
+        self.k_proj = Linear(memory_dim, dim)
+        self.v_proj = Linear(memory_dim, dim)
 
     def project(self, keys: Tensor, values: Tensor) -> Tensor:
         """(B, S, D) each -> (B, S, 2 * D)"""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +13,14 @@ from torch import nn
 
 # Of one function: layers for which LayerDrop has rates of their own run in so many shapes. torch gives up after 8.
 MOST_SHAPES = 64
+# Set to 1, what cannot be captured (or compiled) is an error. Otherwise it is a notice, and the work is done eagerly.
+STRICT = "LAMINA_STRICT_CUDA_GRAPHS"
+# Who wants TF32 says --tf32.
+warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores .* available but not enabled")
+
+
+def is_strict() -> bool:
+    return os.environ.get(STRICT, "0") not in ("", "0")
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:

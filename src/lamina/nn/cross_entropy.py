@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from lamina.nn.compiling import compiled
+from lamina.nn.linear import add_product_, product
 
 # Scores per chunk: 32 MiB in float32 on a CPU, most of which its cache may hold; 128 MiB in half precision on a GPU, where
 # smaller starts to pay for launching kernels and for adding up the gradients of the chunks.
@@ -30,6 +31,15 @@ class Term(NamedTuple):
     weight: float | Tensor  # 1.0, or (B, T, 1)
 
 
+def joined_term(parts: Sequence[Term], sizes: Sequence[int]) -> Term:
+    """The term of several groups of rows, one after the other."""
+    features = torch.cat([part.features for part in parts])
+    weights = [part.weight for part in parts]
+    if isinstance(weights[0], float):
+        return Term(features, weights[0])
+    return Term(features, torch.cat([own.expand(size, -1, -1) for own, size in zip(weights, sizes, strict=True)]))  # type: ignore[union-attr]
+
+
 class LossSums(NamedTuple):
     """Sums over the tokens that count, in nats, as 0-dim float32 tensors."""
 
@@ -38,9 +48,13 @@ class LossSums(NamedTuple):
 
 
 def sentence_loss(scores: Tensor, target: Tensor) -> LossSums:
-    """Cross entropy of the classes, or the squared error where the targets are numbers. scores: (B, C), target: (B,)"""
+    """Cross entropy of the classes, or the squared error where the targets are numbers. scores: (B, C), target: (B,)
+
+    A class below 0, and a number that is NaN, is no target (data/flat_texts.py).
+    """
     if target.is_floating_point():
-        loss = F.mse_loss(scores[:, 0].float(), target, reduction="sum")
+        found = scores[:, 0].float()
+        loss = F.mse_loss(found, torch.where(target.isnan(), found.detach(), target), reduction="sum")
     else:
         loss = F.cross_entropy(scores.float(), target, reduction="sum")
     return LossSums(loss, loss.detach())
@@ -87,7 +101,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         score_chunk = compiled_chunk() if is_compiled else _score_chunk
         losses, nlls = [], []
         for rows in chunks:
-            scores = F.linear(features[rows], output_weight, bias)  # (n, V)
+            scores = product(features[rows], output_weight, bias)  # (n, V)
             needs_any = needs_features or needs_matrix or needs_bias
             loss, nll, scores = score_chunk(scores, target[rows], token_weight[rows], smoothing, needs_any)
             losses.append(loss)
@@ -98,12 +112,9 @@ class LinearCrossEntropy(torch.autograd.Function):
             if bias_grad is not None:
                 bias_grad += scores.sum(dim=0, dtype=torch.float32)
             if features_grad is not None:
-                features_grad[rows] = scores @ output_weight
+                features_grad[rows] = product(scores, output_weight.t())
             if matrix_grad is not None:
-                if matrix_grad.dtype == features.dtype:
-                    matrix_grad.addmm_(scores.t(), features[rows])
-                else:
-                    matrix_grad += scores.t() @ features[rows]
+                add_product_(matrix_grad, scores.t(), features[rows].t())
         loss, nll = torch.cat(losses), torch.cat(nlls)
         ctx.save_for_backward(features_grad, matrix_grad, bias_grad, loss if needs_token_weight else None)
         ctx.matrix_dtype = output_weight.dtype

@@ -32,7 +32,8 @@ DRAWS = CountedDraws()
 # SplitMix64 (Steele et al. 2014), whose constants are unsigned.
 GOLDEN, FIRST, SECOND = (number - 2**64 for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 NEXT_MASK, NEXT_ATTENTION = 0x632BE59B, 0x2545F491  # steps from one mask to the next, odd and unlike each other
-LOW_BITS = 2**31 - 1
+NUM_COUNTED = 2**31  # of the levels that are counted
+LOW_BITS = NUM_COUNTED - 1
 
 
 def dropout(x: Tensor, p: float, is_training: bool) -> Tensor:
@@ -60,9 +61,16 @@ def _mask(x: Tensor, p: float) -> Tensor:
 
 def _counted_mask(x: Tensor, p: float, seed: Tensor) -> Tensor:
     DRAWS.num_masks += 1
-    places = torch.arange(x.numel(), device=x.device)
-    drawn = _mixed(places * GOLDEN + _mixed(seed + DRAWS.num_masks * NEXT_MASK)) & LOW_BITS
-    return (drawn >= round(p * 2**31)).view(x.shape).to(x.dtype) * (1.0 / (1.0 - p))
+    drawn = drawn_levels(seed + DRAWS.num_masks * NEXT_MASK, x.numel())
+    return (drawn >= round(p * NUM_COUNTED)).view(x.shape).to(x.dtype) * (1.0 / (1.0 - p))
+
+
+def drawn_levels(seed: Tensor, number: int) -> Tensor:
+    """So many numbers below NUM_COUNTED, which follow from the seed. (number,)
+
+    The seed is added before the product: torch.compile folds a place times a constant into one number, beyond 64 bits.
+    """
+    return _mixed((torch.arange(number, device=seed.device) + _mixed(seed)) * GOLDEN) & LOW_BITS
 
 
 def _mixed(numbers: Tensor) -> Tensor:

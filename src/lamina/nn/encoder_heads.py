@@ -13,6 +13,7 @@ from lamina.nn.dropout import dropout
 from lamina.nn.embedding import TokenTable
 from lamina.nn.feed_forward import Function
 from lamina.nn.heads import VocabularyHead
+from lamina.nn.linear import Linear
 
 
 class MaskedHead(VocabularyHead):
@@ -24,7 +25,7 @@ class MaskedHead(VocabularyHead):
     def __init__(self, table: TokenTable, activation: Function) -> None:
         super().__init__()
         num_tokens, dim = table.weight.shape
-        self.dense = nn.Linear(dim, dim)
+        self.dense = Linear(dim, dim)
         self.activation = activation
         self.norm = nn.LayerNorm(dim)
         self.table = table
@@ -53,10 +54,10 @@ class SentenceHead(nn.Module):
 
     def __init__(self, dim: int, num_classes: int, activation: Function, dropout_p: float) -> None:
         super().__init__()
-        self.dense = nn.Linear(dim, dim)
+        self.dense = Linear(dim, dim)
         self.activation = activation
         self.dropout_p = dropout_p
-        self.out_proj = nn.Linear(dim, num_classes)
+        self.out_proj = Linear(dim, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) -> (B, C)"""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from lamina.nn.dropout import dropout
+from lamina.nn.linear import Linear
 
 Function = Callable[[Tensor], Tensor]
 
@@ -16,8 +17,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, dim: int, inner_dim: int, activation: Function, dropout_p: float) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, inner_dim)
-        self.fc2 = nn.Linear(inner_dim, dim)
+        self.fc1 = Linear(dim, inner_dim)
+        self.fc2 = Linear(inner_dim, dim)
         self.activation = activation
         self.dropout_p = dropout_p
 

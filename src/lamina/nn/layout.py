@@ -4,10 +4,7 @@
 
 from __future__ import annotations
 
-import os
 from functools import cached_property
-from importlib.util import find_spec
-from shutil import which
 from typing import NamedTuple
 
 import torch
@@ -16,14 +13,12 @@ from torch.nn import functional as F
 
 from lamina.nn.dropout import check_can_draw_again
 from lamina.nn.flat_attention import Blocks
-from lamina.nn.packed_attention import packed_attention
+from lamina.nn.packed_attention import HAS_TRITON, packed_attention
 from lamina.packed import PAD_POSITION, Packed, Rows
 
 # Tokens for each sentence that there is room for: where there are more, a sentence fills tiles of its own.
 LONG = 128
-WIDEST_OF_FLASH, WIDEST_OF_TILES = 256, 512  # channels of a head; beyond, a mask over all pairs of tokens has to do
-# It builds its launchers with a C compiler.
-HAS_TRITON = find_spec("triton") is not None and any(map(which, (os.environ.get("CC", "cc"), "gcc", "clang")))
+WIDEST_OF_FLASH = 256  # channels of a head
 
 
 class Layout(NamedTuple):
@@ -101,16 +96,16 @@ class PackedLayout(Packed):
 
     def _attend(self, query: Tensor, memory: Tensor | None, reader: PackedLayout, num_heads: int, *, is_causal: bool = False,
                 dropout_p: float) -> Tensor:
-        has_kernels = query.is_cuda and query.dtype != torch.float32
         channels = query.size(1) // num_heads // (3 if memory is None else 1)
-        is_flash = channels <= WIDEST_OF_FLASH and channels % 8 == 0 and not (self.is_of_short and HAS_TRITON)
-        if has_kernels and not is_flash and channels <= WIDEST_OF_TILES and HAS_TRITON:
+        is_flash = (query.dtype.itemsize == 2 and channels <= WIDEST_OF_FLASH and channels % 8 == 0
+                    and not (self.is_of_short and HAS_TRITON))
+        if query.is_cuda and not is_flash:
             return packed_attention(query, memory, reader.sentences, reader.bounds, self.sentences, self.bounds, num_heads,
                                     is_causal, dropout_p)[0]
         check_can_draw_again(dropout_p)
-        parts = query.chunk(3, dim=1) if memory is None else (query, *memory.chunk(2, dim=1))
-        if has_kernels and is_flash:
+        if query.is_cuda:
             # The kernel behind torch.nn.attention.varlen, called directly for its dropout.
+            parts = query.chunk(3, dim=1) if memory is None else (query, *memory.chunk(2, dim=1))
             return torch.ops.aten._flash_attention_forward(
                 *(part.unflatten(1, (num_heads, -1)) for part in parts), reader.bounds, self.bounds, reader.longest,
                 self.longest, dropout_p, is_causal, False)[0].flatten(1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.nn.dropout import dropout
+from lamina.nn.linear import linear
 
 
 class LowRank(nn.Module):
@@ -34,7 +35,7 @@ class LowRank(nn.Module):
         return torch.block_diag(*(next(ups) if block else self.up.new_zeros(block_size, 0) for block in self.blocks))
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(nn.functional.linear(x, self.down), self.wide_up())
+        return linear(linear(x, self.down), self.wide_up())
 
 
 class LoraLinear(nn.Module):
@@ -52,13 +53,14 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         added = self.lora(dropout(x, self.dropout_p, self.training))
-        return torch.add(nn.functional.linear(x, self.weight, self.bias), added, alpha=self.scale)
+        return torch.add(linear(x, self.weight, self.bias), added, alpha=self.scale)
 
 
 def merged_weight(weight: Tensor, down: Tensor, up: Tensor, blocks: Sequence[bool], scale: float) -> Tensor:
-    """The plain matrix that does the same, rounded once. (O, I)"""
-    thin = zip(down.detach().double().split(up.size(1)), up.detach().double().chunk(sum(blocks)), strict=True)
-    parts = list(weight.detach().double().chunk(len(blocks)))
+    """The plain matrix that does the same, rounded once, where the matrix is: frozen ones may wait on the host. (O, I)"""
+    wide, down, up = (matrix.detach().to(weight.device, torch.float64) for matrix in (weight, down, up))
+    thin = zip(down.split(up.size(1)), up.chunk(sum(blocks)), strict=True)
+    parts = list(wide.chunk(len(blocks)))
     for number, (narrowing, widening) in zip((number for number, block in enumerate(blocks) if block), thin, strict=True):
         parts[number] = parts[number] + scale * (widening @ narrowing)
     return torch.cat(parts).to(weight.dtype)

@@ -10,12 +10,23 @@ keys and values, or all three, come in one tensor, and so do their gradients, wh
 
 from __future__ import annotations
 
+import os
+import warnings
+from functools import cache
+from importlib.util import find_spec
+from shutil import which
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lamina.nn import dense_attention
+from lamina.nn.compiling import is_strict
 from lamina.nn.dropout import attention_seed
+
+# It builds its launchers with a C compiler.
+HAS_TRITON = find_spec("triton") is not None and any(map(which, (os.environ.get("CC", "cc"), "gcc", "clang")))
+WIDEST_OF_TILES = 512  # channels of a head; beyond, a mask over all pairs of tokens has to do
 
 
 class Tiles(NamedTuple):
@@ -33,10 +44,23 @@ TILES: dict[str, dict[int, Tiles]] = {
     "backward_query": {128: Tiles(64, 32, 4), 256: Tiles(32, 32, 4), 2**16: Tiles(32, 16, 8)},
     "backward_memory": {128: Tiles(32, 32, 2), 256: Tiles(32, 32, 4), 2**16: Tiles(16, 16, 8)},
 }
+# Numbers of float32 take twice the room.
+FLOAT32_TILES: dict[str, dict[int, Tiles]] = {
+    "forward": {128: Tiles(32, 32, 4), 256: Tiles(32, 16, 4), 2**16: Tiles(16, 16, 8)},
+    "backward_query": {128: Tiles(32, 32, 4), 256: Tiles(32, 16, 4), 2**16: Tiles(16, 16, 8)},
+    "backward_memory": {128: Tiles(32, 32, 4), 256: Tiles(16, 32, 4), 2**16: Tiles(16, 16, 8)},
+}
+FLOAT32_STAGES = 2  # tiles of keys that are on their way at once; torch's default of 3 would not fit
 
 
-def tiles_for(kernel: str, channels: int) -> Tiles:
-    return next(tiles for most, tiles in TILES[kernel].items() if channels <= most)
+def tiles_for(kernel: str, channels: int, dtype: torch.dtype = torch.bfloat16) -> Tiles:
+    tiles_of = FLOAT32_TILES if dtype == torch.float32 else TILES
+    return next(tiles for most, tiles in tiles_of[kernel].items() if channels <= most)
+
+
+def precision_of_products() -> str:
+    """Of float32 numbers, as torch's own: exact, or of 10 bits where TF32 is asked for."""
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 @torch.library.custom_op("lamina::packed_attention", mutates_args=())
@@ -47,12 +71,15 @@ def packed_attention(query: Tensor, memory: Tensor | None, query_sentences: Tens
 
     query: (N, D) and memory: (M, 2 * D), keys then values; or query: (N, 3 * D), queries then keys then values, and no memory
     """
+    parts = _parts(query, memory)
+    seed = attention_seed(query.device) if dropout_p else query.new_zeros(1, dtype=torch.int64)
+    if not _has_kernels(query.device, query.dtype, parts[0].size(1) // num_heads, is_causal, dropout_p):
+        out, normaliser = dense_attention.forward(*parts, query_sentences, key_sentences, seed, num_heads, is_causal, dropout_p)
+        return out, normaliser, seed
     from lamina.nn import packed_kernels as kernels
 
-    parts = _parts(query, memory)
     out = query.new_empty(len(query), parts[0].size(1))
     normaliser = query.new_empty(num_heads, len(query), dtype=torch.float32)
-    seed = attention_seed(query.device) if dropout_p else query.new_zeros(1, dtype=torch.int64)
     _launch(kernels.forward, num_heads, *parts, out, normaliser, query_sentences,
             key_bounds, seed, *_sizes(parts), parts[0].size(1), is_causal, dropout_p)
     return out, normaliser, seed
@@ -62,7 +89,8 @@ def packed_attention(query: Tensor, memory: Tensor | None, query_sentences: Tens
 def _(query: Tensor, memory: Tensor | None, query_sentences: Tensor, query_bounds: Tensor, key_sentences: Tensor,
       key_bounds: Tensor, num_heads: int, is_causal: bool, dropout_p: float) -> tuple[Tensor, Tensor, Tensor]:
     return (query.new_empty(len(query), query.size(1) // (3 if memory is None else 1)),
-            query.new_empty(num_heads, len(query), dtype=torch.float32), query.new_empty(1, dtype=torch.int64))
+            query.new_empty(num_heads, len(query), dtype=torch.promote_types(query.dtype, torch.float32)),
+            query.new_empty(1, dtype=torch.int64))
 
 
 @torch.library.custom_op("lamina::packed_attention_backward", mutates_args=())
@@ -70,13 +98,17 @@ def packed_attention_backward(out_grad: Tensor, query: Tensor, memory: Tensor | 
                               seed: Tensor, query_sentences: Tensor, query_bounds: Tensor, key_sentences: Tensor,
                               key_bounds: Tensor, num_heads: int, is_causal: bool, dropout_p: float) -> tuple[Tensor, Tensor]:
     """The gradients of query and memory, laid out like them; without a memory the second is empty."""
-    from lamina.nn import packed_kernels as kernels
-
     out_grad = out_grad.contiguous()
     parts = _parts(query, memory)
     query_grad = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     memory_grad = query.new_empty(0) if memory is None else torch.empty(memory.shape, dtype=query.dtype, device=query.device)
     grads = _parts(query_grad, None if memory is None else memory_grad)
+    if not _has_kernels(query.device, query.dtype, parts[0].size(1) // num_heads, is_causal, dropout_p):
+        dense_attention.backward_(out_grad, *parts, out, normaliser, *grads, query_sentences, key_sentences, seed, num_heads,
+                                  is_causal, dropout_p)
+        return query_grad, memory_grad
+    from lamina.nn import packed_kernels as kernels
+
     dots = torch.empty_like(normaliser)
     num_queries, num_keys, *strides = _sizes(parts)
     _launch(kernels.backward_query, num_heads, *parts, out, out_grad, normaliser, dots,
@@ -122,13 +154,54 @@ def _sizes(parts: tuple[Tensor, ...]) -> list[int]:
     return [len(query), len(key), query.stride(0), key.stride(0), value.stride(0)]
 
 
+def _has_kernels(device: torch.device, dtype: torch.dtype, channels: int, is_causal: bool, dropout_p: float) -> bool:
+    """Otherwise plain operations of torch do the same, with a mask over all pairs of tokens."""
+    if device.type != "cuda" or not HAS_TRITON or channels > WIDEST_OF_TILES or dtype == torch.float64:
+        return False
+    return dtype != torch.float32 or _works_in_float32(device, channels, is_causal, dropout_p > 0, precision_of_products())
+
+
+@cache
+def _works_in_float32(device: torch.device, channels: int, is_causal: bool, has_dropout: bool, precision: str) -> bool:
+    """Tiles of float32 may exceed what a GPU has room for: a few numbers show that."""
+    from lamina.nn import packed_kernels as kernels
+
+    num_tokens, dropout_p = 32, 0.5 if has_dropout else 0.0
+    qkv = torch.zeros(num_tokens, 3 * channels, device=device)
+    parts, grads = _parts(qkv, None), _parts(torch.empty_like(qkv), None)
+    sentences = torch.ones(num_tokens, dtype=torch.int32, device=device)
+    bounds = torch.zeros(2, dtype=torch.int32, device=device)
+    bounds[1:].fill_(num_tokens)
+    seed = torch.zeros(1, dtype=torch.int64, device=device)
+    out, normaliser = qkv.new_empty(num_tokens, channels), qkv.new_empty(1, num_tokens)
+    num_queries, num_keys, *strides = _sizes(parts)
+    size = (num_queries, num_keys, *strides)
+    try:
+        _launch(kernels.forward, 1, *parts, out, normaliser, sentences, bounds, seed, *size, channels, is_causal, dropout_p)
+        for kernel, own in ((kernels.backward_query, (out, out, normaliser, normaliser, grads[0])),
+                            (kernels.backward_memory, (out, normaliser, normaliser, *grads[1:]))):
+            _launch(kernel, 1, *parts, *own, sentences, bounds, seed, *size, grads[0].stride(0), channels, is_causal, dropout_p)
+    except Exception as error:
+        # Whatever a compiler or a driver says.
+        if is_strict():
+            raise
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        warnings.warn("attention over packed rows goes without its kernels for float32, which takes several times as long: "
+                      f"{reason}", stacklevel=2)
+        return False
+    return True
+
+
 def _launch(kernel: Any, num_heads: int, query: Tensor, key: Tensor, *arguments: Any) -> None:
     *others, width, is_causal, dropout_p = arguments
     channels = width // num_heads
     name = kernel.fn.__name__
-    tiles = tiles_for(name, channels)
+    tiles = tiles_for(name, channels, query.dtype)
+    is_wide = query.dtype == torch.float32
+    stages = {"num_stages": FLOAT32_STAGES} if is_wide else {}
     # One program a tile of what the kernel computes: keys, or else queries.
     count = -(-len(key) // tiles.keys) if name == "backward_memory" else -(-len(query) // tiles.queries)
     kernel[(count, num_heads)](query, key, *others, channels**-0.5, dropout_p, C=channels,
                                BLOCK_C=max(16, 1 << (channels - 1).bit_length()), BLOCK_M=tiles.queries, BLOCK_N=tiles.keys,
-                               IS_CAUSAL=is_causal, HAS_DROPOUT=dropout_p > 0, num_warps=tiles.warps)
+                               IS_CAUSAL=is_causal, HAS_DROPOUT=dropout_p > 0,
+                               PRECISION=precision_of_products() if is_wide else "tf32", num_warps=tiles.warps, **stages)

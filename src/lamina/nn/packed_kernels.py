@@ -42,7 +42,7 @@ def _ranges(sentences, bounds, places, is_place):
 @triton.jit
 def forward(query, key, value, out, normaliser, query_sentences, key_bounds, seed_at, num_queries, num_keys, query_stride,
             key_stride, value_stride, scale, dropout_p, C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr,
-            BLOCK_N: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr):
+            BLOCK_N: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr):
     """A tile of queries goes over the keys that any of them may look at, with a running softmax (Dao et al. 2022)."""
     head = tl.program_id(1)
     rows, channels = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_C)
@@ -58,7 +58,7 @@ def forward(query, key, value, out, normaliser, query_sentences, key_bounds, see
         columns = start + tl.arange(0, BLOCK_N)
         is_column = columns < num_keys
         k = _load(key + head * C, columns, key_stride, channels, is_column, C)
-        scores = tl.dot(q, tl.trans(k)) * (scale * LOG2_E)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
         scores = tl.where((columns[None, :] >= first[:, None]) & (columns[None, :] < stop[:, None]), scores, float("-inf"))
         new_most = tl.maximum(most, tl.max(scores, 1))
         # A row that has seen no key of its own yet has no maximum to subtract.
@@ -70,7 +70,7 @@ def forward(query, key, value, out, normaliser, query_sentences, key_bounds, see
             keep = _keep(tl.load(seed_at), head, rows, columns, num_keys, dropout_p)
             weights = tl.where(keep, weights / (1.0 - dropout_p), 0.0)
         v = _load(value + head * C, columns, value_stride, channels, is_column, C)
-        mixed = mixed * fade[:, None] + tl.dot(weights.to(v.dtype), v)
+        mixed = mixed * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
     is_alone = total == 0.0
     mixed = mixed / tl.where(is_alone, 1.0, total)[:, None]
     _store(out + head * C, rows, tl.num_programs(1) * C, channels, is_row, mixed, C)
@@ -81,7 +81,7 @@ def forward(query, key, value, out, normaliser, query_sentences, key_bounds, see
 def backward_query(query, key, value, out, out_grad, normaliser, dots, query_grad, query_sentences, key_bounds, seed_at,
                    num_queries, num_keys, query_stride, key_stride, value_stride, grad_stride, scale, dropout_p,
                    C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                   IS_CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr):
+                   IS_CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr):
     """The gradient of a tile of queries, and the product of each row with its gradient, which the other kernel reads."""
     head = tl.program_id(1)
     width = tl.num_programs(1) * C
@@ -103,12 +103,13 @@ def backward_query(query, key, value, out, out_grad, normaliser, dots, query_gra
         k = _load(key + head * C, columns, key_stride, channels, is_column, C)
         v = _load(value + head * C, columns, value_stride, channels, is_column, C)
         is_seen = (columns[None, :] >= first[:, None]) & (columns[None, :] < stop[:, None])
-        weights = tl.where(is_seen, tl.exp2(tl.dot(q, tl.trans(k)) * (scale * LOG2_E) - log_total[:, None]), 0.0)
-        weights_grad = tl.dot(mixed_grad, tl.trans(v))
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
+        weights = tl.where(is_seen, tl.exp2(scores - log_total[:, None]), 0.0)
+        weights_grad = tl.dot(mixed_grad, tl.trans(v), input_precision=PRECISION)
         if HAS_DROPOUT:
             keep = _keep(tl.load(seed_at), head, rows, columns, num_keys, dropout_p)
             weights_grad = tl.where(keep, weights_grad / (1.0 - dropout_p), 0.0)
-        gradient += tl.dot((weights * (weights_grad - dot[:, None])).to(k.dtype), k)
+        gradient += tl.dot((weights * (weights_grad - dot[:, None])).to(k.dtype), k, input_precision=PRECISION)
     _store(query_grad + head * C, rows, grad_stride, channels, is_row, gradient * scale, C)
 
 
@@ -116,7 +117,7 @@ def backward_query(query, key, value, out, out_grad, normaliser, dots, query_gra
 def backward_memory(query, key, value, out_grad, normaliser, dots, key_grad, value_grad, key_sentences, query_bounds, seed_at,
                     num_queries, num_keys, query_stride, key_stride, value_stride, grad_stride, scale, dropout_p,
                     C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                    IS_CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr):
+                    IS_CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr):
     """The gradients of a tile of keys and their values: it goes over the queries that may look at any of them."""
     head = tl.program_id(1)
     width = tl.num_programs(1) * C
@@ -137,14 +138,15 @@ def backward_memory(query, key, value, out_grad, normaliser, dots, key_grad, val
         log_total = tl.load(normaliser + head * num_queries + rows, mask=is_row, other=0.0)
         dot = tl.load(dots + head * num_queries + rows, mask=is_row, other=0.0)
         is_seen = (rows[:, None] >= first[None, :]) & (rows[:, None] < stop[None, :])
-        weights = tl.where(is_seen, tl.exp2(tl.dot(q, tl.trans(k)) * (scale * LOG2_E) - log_total[:, None]), 0.0)
-        weights_grad = tl.dot(mixed_grad, tl.trans(v))
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
+        weights = tl.where(is_seen, tl.exp2(scores - log_total[:, None]), 0.0)
+        weights_grad = tl.dot(mixed_grad, tl.trans(v), input_precision=PRECISION)
         kept = weights
         if HAS_DROPOUT:
             keep = _keep(tl.load(seed_at), head, rows, columns, num_keys, dropout_p)
             weights_grad = tl.where(keep, weights_grad / (1.0 - dropout_p), 0.0)
             kept = tl.where(keep, weights / (1.0 - dropout_p), 0.0)
-        own_value_grad += tl.dot(tl.trans(kept.to(q.dtype)), mixed_grad)
-        own_key_grad += tl.dot(tl.trans((weights * (weights_grad - dot[:, None])).to(q.dtype)), q)
+        own_value_grad += tl.dot(tl.trans(kept.to(q.dtype)), mixed_grad, input_precision=PRECISION)
+        own_key_grad += tl.dot(tl.trans((weights * (weights_grad - dot[:, None])).to(q.dtype)), q, input_precision=PRECISION)
     _store(key_grad + head * C, columns, grad_stride, channels, is_column, own_key_grad * scale, C)
     _store(value_grad + head * C, columns, grad_stride, channels, is_column, own_value_grad, C)

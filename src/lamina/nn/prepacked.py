@@ -10,7 +10,6 @@ scale for each vector: what a vector becomes never depends on the others of its 
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,16 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import ConfigError
+from lamina.nn.linear import Linear, has_onednn
 
 LARGEST_WEIGHT = 127
 SMALLEST = 1e-30  # what a matrix's row of zeros is divided by
 # Rows that a matrix is laid out for: a batch of sentences with their beams. Other numbers of rows are right too.
 USUAL_ROWS = 160
-
-
-def can_prepack() -> bool:
-    """Whether this torch and this CPU have the kernels."""
-    return torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
 
 
 class Prepacked(nn.Module):
@@ -145,7 +140,7 @@ def prepack_(model: nn.Module, kind: type[Prepacked]) -> None:
     exchanged: list[tuple[nn.Linear, Prepacked]] = []
     for part in list(model.modules()):
         for name, child in part.named_children():
-            if type(child) is nn.Linear and name not in getattr(part, "reads_weights_of", ()):
+            if type(child) in (nn.Linear, Linear) and name not in getattr(part, "reads_weights_of", ()):
                 packed = kind(child.weight, child.bias).train(child.training)
                 setattr(part, name, packed)
                 exchanged.append((child, packed))
@@ -178,7 +173,7 @@ def is_prepacked(model: nn.Module) -> bool:
 def _packed_again(kind: type[Prepacked], weight: Tensor, bias: Tensor | None, shared: dict[str, nn.Parameter],
                   is_training: bool) -> nn.Module:
     """Where the kernels are; elsewhere the plain layer."""
-    if not can_prepack():
+    if not has_onednn():
         return _plain(weight, bias, shared, is_training=is_training)
     with torch.no_grad():
         packed = kind(weight, bias)
@@ -188,7 +183,7 @@ def _packed_again(kind: type[Prepacked], weight: Tensor, bias: Tensor | None, sh
 
 
 def _plain(weight: Tensor, bias: Tensor | None, shared: Mapping[str, nn.Parameter], *, is_training: bool) -> nn.Linear:
-    layer = nn.Linear(weight.size(1), weight.size(0), bias=bias is not None, device="meta")
+    layer = Linear(weight.size(1), weight.size(0), bias=bias is not None, device="meta")
     layer.weight = shared["weight"] if "weight" in shared else nn.Parameter(weight)
     if bias is not None:
         layer.bias = shared["bias"] if "bias" in shared else nn.Parameter(bias.detach())

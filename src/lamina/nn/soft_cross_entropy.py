@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from lamina.nn.compiling import compiled
 from lamina.nn.cross_entropy import Term, chunks_of
+from lamina.nn.linear import add_product_, product
 
 
 class Scored(NamedTuple):
@@ -38,10 +39,10 @@ def soft_cross_entropy(student: Scored, teacher: Scored, counts: Tensor, *, temp
     def teacher_scores(rows: slice) -> Tensor:
         first, *others = teacher.terms
         if not others:
-            return F.linear(first.features.flatten(0, 1)[rows], teacher.matrix, teacher.bias)
+            return product(first.features.flatten(0, 1)[rows], teacher.matrix, teacher.bias)
         scores: Tensor | float = 0.0
         for term in teacher.terms:
-            own = F.linear(term.features.flatten(0, 1)[rows], teacher.matrix, teacher.bias)
+            own = product(term.features.flatten(0, 1)[rows], teacher.matrix, teacher.bias)
             scores = scores + F.log_softmax(own, dim=1, dtype=torch.float32) * _weight_of(term, rows)
         assert isinstance(scores, Tensor)
         return scores
@@ -75,15 +76,15 @@ class _SoftCrossEntropy(torch.autograd.Function):
         score_chunk = _compiled_chunk() if is_compiled else _score_chunk
         losses = []
         for rows in rows_of_chunks:
-            scores = F.linear(features[rows], matrix, bias)  # (n, V)
+            scores = product(features[rows], matrix, bias)  # (n, V)
             loss, gradient = score_chunk(scores, teacher_scores(rows), token_weight[rows], temperature)
             losses.append(loss)
             if features_grad is not None:
-                features_grad[rows] = gradient @ matrix
+                features_grad[rows] = product(gradient, matrix.t())
             if bias_grad is not None:
                 bias_grad += gradient.sum(dim=0, dtype=torch.float32)
             if matrix_grad is not None:
-                matrix_grad += gradient.t() @ features[rows]
+                add_product_(matrix_grad, gradient.t(), features[rows].t())
         loss = torch.cat(losses)
         ctx.save_for_backward(features_grad, matrix_grad, bias_grad, loss if needs_token_weight else None)
         ctx.dtype = matrix.dtype

@@ -159,12 +159,11 @@ class SurfaceConfig(Head):
         raise self.cannot("be built")
 
     def build(self, place: HeadPlace, table: nn.Module) -> nn.Module:
-        from torch import nn
-
         from lamina.nn.heads import SurfaceHead
+        from lamina.nn.linear import Linear
 
         source, mix = self.surface(place), self.mode.build(place.dim)
-        target_linear, source_linear = (nn.Linear(place.dim, place.dim, bias=False) if self.has_linear else None
+        target_linear, source_linear = (Linear(place.dim, place.dim, bias=False) if self.has_linear else None
                                         for _ in range(2))
         return SurfaceHead(table, source, mix, ffn=place.feed_forward() if self.has_ffn else None,  # type: ignore[arg-type]
                            target_linear=target_linear, source_linear=source_linear, dropout_p=place.dropout_p)

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from lamina.config.train_options import PrecisionConfig
 
 
+@contextmanager
+def products_of_float32(precision: PrecisionConfig) -> Iterator[None]:
+    """Inside, they are what --tf32 says; without it, what they were before."""
+    before = torch.get_float32_matmul_precision()
+    if precision.tf32:
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def compute_type(precision: PrecisionConfig, device: torch.device, note: Callable[[str], object]) -> torch.dtype:
+    if precision.tf32 and device.type == "cpu":
+        note("--tf32 has no effect without a GPU: computing in float32")
     if precision.fp16 and device.type == "cpu":
         note("--fp16 has no effect without a GPU: computing in float32")
         return torch.float32
@@ -22,4 +37,4 @@ def compute_type(precision: PrecisionConfig, device: torch.device, note: Callabl
     if precision.bf16 and not has_bf16:
         note("--bf16 is not supported by this GPU: computing in float32; --fp16 would be faster")
         return torch.float32
-    return torch.bfloat16 if has_bf16 and not precision.fp32 else torch.float32
+    return torch.bfloat16 if has_bf16 and not (precision.fp32 or precision.tf32) else torch.float32

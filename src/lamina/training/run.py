@@ -21,6 +21,7 @@ from lamina.distributed.replicated import ReplicatedWeights
 from lamina.distributed.weights import FlatWeights
 from lamina.errors import ConfigError
 from lamina.fields import flatten
+from lamina.nn.packed_attention import HAS_TRITON
 from lamina.nn.stack import stacks_of
 from lamina.parts.contracts import Beginning, Criterion, Curve, Rates, TrackedRun, ValidatedCurve
 from lamina.tasks.base import Task
@@ -118,7 +119,7 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
         start = starting_point(config, torch.device("cpu") if is_sharded else ranks.device, reporter.note, reporter.warn)
     # A pruned checkpoint decides how deep the model is; from here on this is the configuration, also on disk.
     config = pruned_config(config, None if start is None else start.checkpoint, reporter.note)
-    config = settled(config, start, reporter.note, is_packed=packs)
+    config = settled(config, start, reporter.note, was_packed=packs and dtype != torch.float32 and config.kind.has(PAIRS))
     criterion = criterion_in_force(config, function, start, reporter.note)
     schedule = _schedule(config)
     task = open_task(config, ranks, reporter)
@@ -155,8 +156,8 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
 
 def is_packed(config: TrainConfig, dtype: torch.dtype, device: torch.device) -> bool:
     """Where attention has kernels for it."""
-    return (config.precision.packs and device.type == "cuda" and dtype != torch.float32 and config.kind.has(PAIRS)
-            and config.batches.max_tokens is not None)
+    return (config.precision.packs and device.type == "cuda" and (dtype != torch.float32 or HAS_TRITON)
+            and (config.batches.max_tokens is not None or not config.kind.has(PAIRS)))
 
 
 def _schedule(config: TrainConfig) -> Curve:

@@ -11,17 +11,17 @@ from lamina.training.restore import StartingPoint
 from lamina.traits import DECODER
 
 
-def settled(config: TrainConfig, start: StartingPoint | None, note: Callable[[str], None], *, is_packed: bool) -> TrainConfig:
+def settled(config: TrainConfig, start: StartingPoint | None, note: Callable[[str], None], *, was_packed: bool) -> TrainConfig:
     """The configuration with all that was left out written down, for the run and for its checkpoints.
 
     A checkpoint that does not say is of the time before the option: its packed batches were mixed, its padded ones sorted, and
-    feed-forward blocks began as in fairseq 0.9.
+    feed-forward blocks began as in fairseq 0.9. `was_packed`: whether such a run had packed batches then.
     """
     stored = {} if start is None else start.checkpoint.config
     batches, model = config.batches, config.model
     is_resumed = start is not None and start.is_resumed
     if batches.order is None:
-        before = MIXED if is_packed else BY_LENGTH
+        before = MIXED if was_packed else BY_LENGTH
         batches = replace(batches, order=(stored.get("batch-order") or before) if is_resumed else MIXED)
     if config.kind.has(DECODER) and not model.init.sets_feed_forward:
         began = model.ffn_start if start is None else stored.get("ffn-init", "xavier")

@@ -67,7 +67,7 @@ class Updater:
         self.sums = torch.zeros(2, device=device)  # of loss and nll, over the batches of an update
         self.lr, self.share = (torch.zeros((), device=device, dtype=torch.float64) for _ in range(2))
         self.before_step: Callable[[], None] = lambda: None  # for those who still copy the state
-        self._captured, self._compiled = self._faster_passes(precision, dtype, note, skip_time)
+        self._captured, self._compiled = self._faster_passes(precision, note, skip_time)
         # Not made in vain: the compiler takes seconds to import. It gains nothing where parameters are moved in groups.
         is_fused = precision.compiles and self.optimizer.is_uniform
         self._compiled_move_ = compiled(self._move_) if is_fused and self._captured is not None else self._move_
@@ -159,14 +159,10 @@ class Updater:
             arrival.record()
         return UpdateResult(numbers[:5], numbers[5:], num_tokens, num_sentences, arrival)
 
-    def _faster_passes(self, precision: PrecisionConfig, dtype: torch.dtype, note: Callable[[str], None],
+    def _faster_passes(self, precision: PrecisionConfig, note: Callable[[str], None],
                        skip_time: Callable[[float], None]) -> tuple[CapturedPasses | None, CompiledPasses | None]:
         """What takes the place of eager passes on a GPU: one of the two, or neither."""
         if self.weights.master.device.type != "cuda" or not precision.cuda_graphs:
-            return None, None
-        if reason := why_eager(dtype):
-            note(f"updates are eager, not captured (--cuda-graphs): {reason}. Small batches take up to eight times as long "
-                 "(docs/performance.md)")
             return None, None
         if reason := self.weights.why_uncaptured:
             note(f"updates are {'compiled' if precision.compiles else 'eager'}, not captured (--cuda-graphs): {reason} "
@@ -175,7 +171,3 @@ class Updater:
         self.weights.expect_replays_()
         return CapturedPasses(self.model, self.weights, self.forward_backward, note, skip_time,
                               is_compiled=precision.compiles), None
-
-
-def why_eager(dtype: torch.dtype) -> str:
-    return "attention over packed rows has kernels for half precision alone" if dtype == torch.float32 else ""

@@ -12,6 +12,7 @@ import torch
 from lamina.config.train_options import TrainConfig
 from lamina.distributed.agreement import check_agreement
 from lamina.distributed.launch import joined
+from lamina.training.compute_type import products_of_float32
 from lamina.training.events import Callback
 from lamina.training.folder_lock import only_run_in
 from lamina.training.function_loss import FunctionLoss
@@ -30,7 +31,8 @@ def is_for_gpu(config: TrainConfig) -> bool:
 def run_training(config: TrainConfig, callbacks: Sequence[Callback] = (), criterion: FunctionLoss | None = None, *,
                  after: Callable[[Run], T]) -> T:
     """This process's part of it; `after` looks at the run while all ranks are still together."""
-    with joined(config.ranks, is_on_gpu=is_for_gpu(config)) as ranks, advise_when_short(config):
+    with joined(config.ranks, is_on_gpu=is_for_gpu(config)) as ranks, advise_when_short(config), \
+            products_of_float32(config.precision):
         check_agreement(config, ranks)
         with only_run_in(Path(config.saving.save_dir)) if ranks.is_first and config.saving.is_on else nullcontext():
             run = open_run(config, ranks, callbacks, criterion)
