@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+from in_process import TrainingInTurns, told
 from made_up import write_folder, write_texts
 from table import machine, show
-from turns import TrainingInTurns, told
 
 from lamina.threads import settle_threads
 

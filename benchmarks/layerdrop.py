@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from in_process import WARM_UP, TrainingInTurns, told
 from made_up import write_folder
 from table import machine, show
-from turns import WARM_UP, TrainingInTurns, told
 
 from lamina.threads import settle_threads
 

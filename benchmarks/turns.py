@@ -1,91 +1,81 @@
-"""Training runs in one process that take turns, so that what else the machine does hits all of them alike."""
+"""A run of `lamina train` that starts beside others, is stopped once it is warm, and goes on when it is its turn.
+
+Starting takes half a minute, mostly of one core, and a turn a few seconds of the GPU: so many runs are measured in little more
+time than one. All hold their memory meanwhile.
+"""
 
 from __future__ import annotations
 
-import gc
-import sys
+import json
+import signal
+import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
-import torch
+from runs import Case, Log, RunError, start, why_it_ended
 
-from lamina.config.parser import parse, resolve
-from lamina.config.train_options import TrainConfig
-from lamina.data.feed import Share
-from lamina.training.compute_type import products_of_float32
-from lamina.training.loop import run_updates
-from lamina.training.run import open_run
-
-WARM_UP = 6  # updates: on a GPU they are captured by then
+SETTLED = 1.0  # seconds after the first line, in which shapes that are seen later are captured
 
 
-class TrainingInTurns:
-    """A run of `lamina train`, as its command line says, and the seconds of an update in each of its turns.
+class Waiting:
+    def __init__(self, data: str, case: Case, extra: Sequence[str]) -> None:
+        self.case = case
+        self.error: RunError | None = None
+        self._log = Log()
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._started = time.perf_counter()
+        self._process = start(data, case, extra, self._errors)
+        self._thread = threading.Thread(target=self._warm_up)
+        self._thread.start()
 
-    Reading batches counts. Time is the clock's on a GPU, and the process's own on a CPU. `peak` is the memory that the first
-    updates took, in GiB, above what was there before.
-    """
+    def __enter__(self) -> Waiting:
+        return self
 
-    def __init__(self, words: Sequence[str]) -> None:
-        self.seconds: list[float] = []
-        self.tokens: list[float] = []  # targets of an update, likewise
-        before = _memory_in_use()
-        given, _ = parse("lamina train", TrainConfig, "", [*words, "--log-format", "none", "--no-save", "--disable-validation"])
-        self.run = open_run(resolve(TrainConfig, given))
-        self._updates = self._train()
-        self.warm_up = self._go_on(WARM_UP)[0]
-        self.peak = 0.0 if not torch.cuda.is_available() else (torch.cuda.max_memory_allocated() - before) / 2**30
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._thread.join()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._errors.close()
 
-    def take_turn(self, number: int) -> None:
-        seconds, tokens = self._go_on(number)
-        self.seconds.append(seconds / number)
-        self.tokens.append(tokens / number)
+    def wait_until_warm(self) -> None:
+        self._thread.join()
 
-    def _go_on(self, number: int) -> tuple[float, int]:
-        clock = time.perf_counter if torch.cuda.is_available() else time.process_time
-        with products_of_float32(self.run.config.precision):
-            wait()
-            started = clock()
-            tokens = sum(next(self._updates) for _ in range(number))
-            wait()
-            return clock() - started, tokens
+    def turn(self, seconds: float) -> Log:
+        """So many seconds of it, once all are warm. Where the run ends before, `error` says why."""
+        log, is_first = replace(self._log, updates=0, tokens=0.0, seconds=0.0), True
+        if self.error is not None:
+            return log
+        self._process.send_signal(signal.SIGCONT)
+        for row in self._rows():
+            log.read(row, time.perf_counter() - self._started)
+            if is_first and "wps" in row:
+                log.updates, log.tokens, log.seconds = 0, 0.0, 0.0  # the pause was in it
+                is_first = False
+            if log.seconds >= seconds:
+                self._process.send_signal(signal.SIGSTOP)
+                self._log = log
+                return log
+        self._note_end()
+        return log
 
-    def _shares(self) -> Iterator[Share]:
-        progress = self.run.progress
-        while True:
-            feed = self.run.feeds.train(progress.epoch)
-            self.run.reporter.begin_epoch(len(feed.plan(progress.epoch)))
-            yield from feed.shares(progress.epoch, 0, 1)
-            progress.begin_epoch(progress.epoch + 1)
+    def _warm_up(self) -> None:
+        for row in self._rows():
+            self._log.read(row, time.perf_counter() - self._started)
+            if self._log.seconds >= SETTLED:
+                self._process.send_signal(signal.SIGSTOP)
+                return
+        self._note_end()
 
-    def _train(self) -> Iterator[int]:
-        run, counted = self.run, [0]
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        for line in self._process.stdout or ():
+            if line.startswith("{"):
+                yield json.loads(line)
 
-        def shares() -> Iterator[Share]:
-            for share in self._shares():
-                counted[0] = sum(batch.num_target_tokens for batch in share.batches)
-                yield share
-
-        for _ in run_updates(run.updater, run.schedule, shares(), run.progress, run.watch, run.config.seed, run.layer_drop):
-            yield counted[0]
-
-
-def _memory_in_use() -> int:
-    if not torch.cuda.is_available():
-        return 0
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_allocated()
-
-
-def wait() -> None:
-    """For the GPU, where there is one."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def told(text: str) -> None:
-    """At once: a run that is cut short has said how far it came."""
-    print(text, file=sys.stderr, flush=True)
+    def _note_end(self) -> None:
+        self._process.wait()
+        self.error = RunError(why_it_ended(self._process, self._errors))

@@ -77,6 +77,25 @@ def test_train_measures_the_command(runs, monkeypatch, tmp_path, capsys):
     assert "--technique plain,layerdrop-0.5" in found["command"]
 
 
+def test_runs_take_turns(runs, monkeypatch, tmp_path, capsys):
+    flags = ("--technique", "plain,fusion", "--together", "--rounds", "2", "--", "--cpu")
+    found = run_script(monkeypatch, tmp_path, "train", *flags)
+    plain, fused = found["rows"]
+    assert fused["time, of plain"] == pytest.approx(plain["updates/s"] / fused["updates/s"])
+    assert min(row["spread %"] for row in found["rows"]) >= 0
+    told = [line.split(":")[0] for line in capsys.readouterr().err.splitlines() if "target tokens/s" in line]
+    assert told == ["tiny 128 tokens fp32 plain", "tiny 128 tokens fp32 fusion"] * 2
+
+
+def test_a_run_that_ends_before_its_turn_is_told(runs, monkeypatch, tmp_path, capsys):
+    flags = ("--technique", "plain", "--together", "--rounds", "2", "--", "--cpu")
+    with pytest.raises(SystemExit, match="no run worked"):
+        run_script(monkeypatch, tmp_path, "train", *flags, "--max-update", "2")
+    with pytest.raises(SystemExit, match="no run worked"):
+        run_script(monkeypatch, tmp_path, "train", *flags, "--lr-scheduler", "unheard-of")
+    assert "unheard-of" in capsys.readouterr().err
+
+
 def test_what_was_measured_before_a_signal_is_kept(runs, monkeypatch, tmp_path, capsys):
     found = [runs.Log(updates=10, tokens=1000.0, seconds=1.0, warm_up=1.0)]
 

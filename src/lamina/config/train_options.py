@@ -207,6 +207,10 @@ class SavingConfig:
     is_async: bool = flag(True, "write checkpoints in the background, from a copy in the host's memory; a best or last one "
                                 "that still waits when a newer one comes is replaced by it", name="async-save", needs="save",
                          aliases=("save-async", "write-checkpoints-asynchronously"))
+    is_sharded: bool = flag(False, "with --fsdp, each rank writes its own rows: a checkpoint is a small file and a folder of "
+                                   "torch.distributed.checkpoint beside it, which any number of ranks resumes from and all "
+                                   "commands read; `lamina convert` makes one file of it", name="sharded-save", needs="save",
+                            aliases=("use-sharded-state",))
 
     def __post_init__(self) -> None:
         check(self.interval >= 1, f"--save-interval is {self.interval}; it must be at least 1. For none: --no-save.")
@@ -297,8 +301,16 @@ class TrainConfig:
         self._check_schedule()
         self._check_layer_drop()
         self._check_distillation()
+        self._check_sharded_save()
         check(not (self.saving.interval_updates and self.validation.is_off and self.validation.patience != -1),
               "--patience needs validation; leave out --disable-validation.")
+
+    def _check_sharded_save(self) -> None:
+        if self.saving.is_sharded:
+            check(self.ranks.is_sharded, "--sharded-save writes the rows that ranks hold, and without --fsdp each holds all of "
+                                         "them. Add --fsdp, or leave it out.")
+            check(not self.saving.merges_adapter, "--lora-merge needs whole matrices, which no rank has when it saves with "
+                                                  "--sharded-save. Leave one of them out.")
 
     def _check_schedule(self) -> None:
         schedule = self.optimization.schedule

@@ -115,6 +115,18 @@ class ShardedWeights(FlatWeights):
         whole = {name: parameter.detach().full_tensor() for name, parameter in self._frozen.items()}
         return {name: value.cpu() for name, value in whole.items()} if self.ranks.is_first else {}
 
+    def rows_by_name(self) -> dict[str, Tensor]:
+        """What this rank has of every weight of the model, in float32, in the order of files."""
+        found = {**{name: parameter.detach().to_local() for name, parameter in self._frozen.items()},
+                 **dict(zip(self.names, self._master_views, strict=True))}
+        return {name: found[name] for name in self._order}
+
+    def shapes_by_name(self) -> dict[str, torch.Size]:
+        """Of the whole ones, in the same order."""
+        found = {**{name: parameter.shape for name, parameter in self._frozen.items()},
+                 **dict(zip(self.names, self.shapes, strict=True))}
+        return {name: found[name] for name in self._order}
+
     def fill_(self, pieces: Mapping[int, Tensor], stored: Mapping[str, Tensor]) -> None:
         for number, piece in pieces.items():
             if (name := self.names[number]) in stored:

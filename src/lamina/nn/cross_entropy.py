@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -29,6 +29,15 @@ class Term(NamedTuple):
 
     features: Tensor  # (B, T, D)
     weight: float | Tensor  # 1.0, or (B, T, 1)
+
+
+def joined_term(parts: Sequence[Term], sizes: Sequence[int]) -> Term:
+    """The term of several groups of rows, one after the other."""
+    features = torch.cat([part.features for part in parts])
+    weights = [part.weight for part in parts]
+    if isinstance(weights[0], float):
+        return Term(features, weights[0])
+    return Term(features, torch.cat([own.expand(size, -1, -1) for own, size in zip(weights, sizes, strict=True)]))  # type: ignore[union-attr]
 
 
 class LossSums(NamedTuple):

@@ -20,7 +20,7 @@ LAMINA_STRICT_CUDA_GRAPHS=1, as in tests, it is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +44,16 @@ class StackOutput(NamedTuple):
     final: Tensor  # (B, T, D), after the stack's last norm, if it has one
     states: tuple[Tensor | None, ...]  # raw, the stack's input first; None where it is not read
     embedding: Tensor  # (B, T, D), scaled token vectors without positions
+
+
+def split_output(output: StackOutput, sizes: Sequence[int]) -> Iterator[StackOutput]:
+    """Groups of so many rows each."""
+    def parts(tensor: Tensor | None) -> Sequence[Tensor | None]:
+        return [None] * len(sizes) if tensor is None else tensor.split(list(sizes))
+
+    states = zip(*map(parts, output.states), strict=True)
+    for final, own, embedding in zip(parts(output.final), states, parts(output.embedding), strict=True):
+        yield StackOutput(final, own, embedding)  # type: ignore[arg-type]
 
 
 class ActiveLayers(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -61,6 +61,9 @@ from lamina.training.update import Updater
 from lamina.training.utilization import peak_flops, utilization_per_speed
 from lamina.training.validator import Validator
 from lamina.traits import PAIRS
+
+if TYPE_CHECKING:
+    from lamina.distributed.shard_writer import ShardWriter
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,8 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
     schedule = _schedule(config)
     task = open_task(config, ranks, reporter)
     feeds = Feeds(task, config, ranks.device, reporter.note, is_packed=packs)
-    keeper = Keeper(config.saving, reporter.note, run_to_be(start, config.saving))
+    run = run_to_be(start, config.saving)
+    keeper = Keeper(config.saving, reporter.note, run, _shard_writer(config, ranks, run, reporter))
     model, weights = _begin(config, task, ranks, dtype, start, feeds, keeper, reporter)
     updater = _updater(config, task, model, dtype, ranks, keeper, reporter, criterion, weights)
     progress = Progress()
@@ -171,6 +175,17 @@ def open_task(config: TrainConfig, ranks: Ranks, reporter: Reporter) -> Task:
         verify_splits(task.data_parts(task.folders), (config.data.train_subset, *task.valid_splits), config.data.verify,
                       pair=task.language_pair, note=reporter.note)
     return task
+
+
+def _shard_writer(config: TrainConfig, ranks: Ranks, run: str, reporter: Reporter) -> ShardWriter | None:
+    if not (config.saving.is_on and config.saving.is_sharded):
+        return None
+    if not ranks.talks:
+        reporter.note("--sharded-save has no effect on one rank: its checkpoints are ordinary files")
+        return None
+    from lamina.distributed.shard_writer import ShardWriter  # here, since it takes a second to import
+
+    return ShardWriter(ranks, config.ranks.num_shards(ranks.size), run, 60 * config.ranks.timeout)
 
 
 def _begin(config: TrainConfig, task: Task, ranks: Ranks, dtype: torch.dtype, start: StartingPoint | None, feeds: Feeds,
