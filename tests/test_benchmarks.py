@@ -178,6 +178,17 @@ def test_a_processor_beside_others(monkeypatch, tmp_path):
     assert found["Lamina int8"]["best of ours / best of theirs"] == pytest.approx(theirs / found["Lamina int8"]["seconds"])
 
 
+def test_runs_take_turns_captured_and_eager(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    size = ("--layers", "1", "--width", "16", "--max-tokens", "256", "--lines", "100", "--rounds", "1", "--turn", "1")
+    monkeypatch.setattr(sys, "argv", ["captured.py", *size, "--json", str(tmp_path / "rows.json"), "--", "--cpu"])
+    runpy.run_path(str(FOLDER / "captured.py"), run_name="__main__")
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["case"] for row in rows] == ["bf16", "fp32", "tf32", "recomputed", "adaptive", "sentences", "masked",
+                                             "masked-blocks", "masked-fp32", "classes"]
+    assert all(row["captured, targets/s"] > 0 and row["eager, targets/s"] > 0 for row in rows)
+
+
 def test_the_first_update_of_a_folder(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.setattr(sys, "argv", ["startup.py", "--lines", "200", "--repeat", "1", "--json", str(tmp_path / "rows.json")])

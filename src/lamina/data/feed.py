@@ -29,8 +29,10 @@ from lamina.errors import DataError
 
 # Batches ready per preparing thread: enough to ride out a slow one, few enough to cost no memory.
 AHEAD = 4
-# Blocks of text that are about as long as each other need no flat rows: the longest, over their mean. A GPU may capture theirs.
+# Blocks of text that are about as long as each other need no flat rows: the longest, over their mean.
 ALIKE = 1.05
+# A GPU captures padded ones if so many are as long as the longest, and packs the others.
+ALL_BUT_FEW = 0.99
 
 
 class TooLong(NamedTuple):
@@ -103,9 +105,11 @@ class Feed:
             shape, [sizes[self._fitting] for sizes in corpus.sizes.values()])
 
     def _stays_padded(self, is_packed: bool) -> bool:
-        """Blocks that are about as long as each other: a GPU captures padded ones, unless no two batches have one shape."""
-        return _are_alike(self.corpus.lengths[self._fitting]) and (
-            not is_packed or getattr(self.corpus, "padded_batches_recur", True))
+        """Blocks that are about as long as each other; where batches should have one shape, of one length."""
+        lengths = self.corpus.lengths[self._fitting]
+        if not is_packed:
+            return int(lengths.max()) <= ALIKE * float(lengths.mean())
+        return float((lengths == lengths.max()).mean()) >= ALL_BUT_FEW and getattr(self.corpus, "padded_batches_recur", True)
 
     def _shape(self, max_tokens: int) -> PackedShape:
         return PackedShape.of([sizes[self._fitting] for sizes in self.corpus.sizes.values()], max_tokens,
@@ -275,10 +279,6 @@ class Feed:
             batch = self.corpus.flat_batch(indices, (self.seed, epoch))
             return batch if self.text_shape is None or not isinstance(batch, FlatTexts) else batch.in_shape(self.text_shape)
         return self.corpus.batch(indices, (self.seed, epoch))
-
-
-def _are_alike(lengths: np.ndarray) -> bool:
-    return int(lengths.max()) <= ALIKE * float(lengths.mean())
 
 
 def _digest(numbers: Iterable[np.ndarray]) -> str:

@@ -14,6 +14,7 @@ import torch
 from lamina import console
 from lamina.checkpoint.marks import marks_of
 from lamina.config.train_options import BY_BATCH, BY_SENTENCE, TrainConfig
+from lamina.cuda_graphs.train_pass import COST_OF_EAGER
 from lamina.data.file_guard import FileGuard
 from lamina.data.verify import verify_splits
 from lamina.distributed.ranks import ALONE, Ranks
@@ -114,6 +115,9 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
     if advice := config.model.surface.advice():
         reporter.note(advice)
     packs = is_packed(config, dtype, ranks.device)
+    if ranks.device.type == "cuda" and dtype == torch.float32 and config.precision.packs and not HAS_TRITON:
+        reporter.note("batches are not packed: attention over packed rows of float32 needs Triton and a C compiler (gcc, clang "
+                      f"or CC). Where shapes of batches do not come again, updates are eager. {COST_OF_EAGER}")
     is_sharded = config.ranks.is_sharded and ranks.talks
     with mapped_files() if is_sharded else nullcontext():
         start = starting_point(config, torch.device("cpu") if is_sharded else ranks.device, reporter.note, reporter.warn)
