@@ -16,13 +16,14 @@ from lamina.distributed.ranks import ALONE, Ranks
 from lamina.training.compute_type import products_of_float32
 from lamina.training.loop import run_updates
 from lamina.training.run import open_run
+from lamina.training.whole_run import is_for_gpu
 
 WARM_UP = 6  # updates: on a GPU they are captured by then
 
 
 def alone_on_its_device(config: TrainConfig) -> Ranks:
     """Where the command would run; open_run itself stays on the CPU."""
-    return Ranks(device=torch.device("cuda", 0)) if torch.cuda.is_available() and not config.precision.cpu else ALONE
+    return Ranks(device=torch.device("cuda", 0)) if is_for_gpu(config) else ALONE
 
 
 class TrainingInTurns:

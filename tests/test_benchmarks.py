@@ -86,7 +86,7 @@ def test_a_run_in_this_process_is_where_the_command_would_be(runs, monkeypatch):
 
     for has_gpu, flags, device in ((True, {}, "cuda"), (True, {"cpu": True}, "cpu"), (False, {}, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
-        assert alone_on_its_device(resolve(TrainConfig, {"data": "data", **flags})).device.type == device
+        assert alone_on_its_device(resolve(TrainConfig, {"data": "data", "max-tokens": 64, **flags})).device.type == device
 
 
 def test_runs_take_turns(runs, monkeypatch, tmp_path, capsys):
