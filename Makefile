@@ -68,7 +68,8 @@ bench: $(VENV)/.installed  ## a quick round of every benchmark on made-up data (
 	$(BIN)/python benchmarks/memory.py $(QUICK)
 	$(BIN)/python benchmarks/depth.py $(QUICK) --layers 2-2,6-6
 	$(BIN)/python benchmarks/scaling.py $(QUICK) --max-tokens 256,1024
-	$(BIN)/python benchmarks/layerdrop.py --layers 6 --width 64 --max-tokens 256 --updates 10
+	$(BIN)/python benchmarks/layerdrop.py --layers 6 --width 64 --max-tokens 256 --pairs 2000 --rounds 2
+	$(BIN)/python benchmarks/captured.py --layers 2 --width 64 --max-tokens 256 --lines 2000 --rounds 2
 	$(BIN)/python benchmarks/fusion.py --arch tiny --vocabulary 2000 --max-tokens 256 --batch-size 4 --rounds 2
 	$(BIN)/python benchmarks/decode.py --batch-size 32 --sentences 64 --rounds 1
 	$(BIN)/python benchmarks/cpu.py train --arch tiny --max-tokens 256 --vocabulary 2000 --rounds 2

@@ -77,6 +77,25 @@ def test_train_measures_the_command(runs, monkeypatch, tmp_path, capsys):
     assert "--technique plain,layerdrop-0.5" in found["command"]
 
 
+def test_runs_take_turns(runs, monkeypatch, tmp_path, capsys):
+    flags = ("--technique", "plain,fusion", "--together", "--rounds", "2", "--", "--cpu")
+    found = run_script(monkeypatch, tmp_path, "train", *flags)
+    plain, fused = found["rows"]
+    assert fused["time, of plain"] == pytest.approx(plain["updates/s"] / fused["updates/s"])
+    assert min(row["spread %"] for row in found["rows"]) >= 0
+    told = [line.split(":")[0] for line in capsys.readouterr().err.splitlines() if "target tokens/s" in line]
+    assert told == ["tiny 128 tokens fp32 plain", "tiny 128 tokens fp32 fusion"] * 2
+
+
+def test_a_run_that_ends_before_its_turn_is_told(runs, monkeypatch, tmp_path, capsys):
+    flags = ("--technique", "plain", "--together", "--rounds", "2", "--", "--cpu")
+    with pytest.raises(SystemExit, match="no run worked"):
+        run_script(monkeypatch, tmp_path, "train", *flags, "--max-update", "2")
+    with pytest.raises(SystemExit, match="no run worked"):
+        run_script(monkeypatch, tmp_path, "train", *flags, "--lr-scheduler", "unheard-of")
+    assert "unheard-of" in capsys.readouterr().err
+
+
 def test_what_was_measured_before_a_signal_is_kept(runs, monkeypatch, tmp_path, capsys):
     found = [runs.Log(updates=10, tokens=1000.0, seconds=1.0, warm_up=1.0)]
 
@@ -157,6 +176,17 @@ def test_a_processor_beside_others(monkeypatch, tmp_path):
                            for system in ("Lamina", "CTranslate2 intra", "CTranslate2 inter")]
     theirs = min(found[f"CTranslate2 {way} int8"]["seconds"] for way in ("intra", "inter"))
     assert found["Lamina int8"]["best of ours / best of theirs"] == pytest.approx(theirs / found["Lamina int8"]["seconds"])
+
+
+def test_runs_take_turns_captured_and_eager(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    size = ("--layers", "1", "--width", "16", "--max-tokens", "256", "--lines", "100", "--rounds", "1", "--turn", "1")
+    monkeypatch.setattr(sys, "argv", ["captured.py", *size, "--json", str(tmp_path / "rows.json"), "--", "--cpu"])
+    runpy.run_path(str(FOLDER / "captured.py"), run_name="__main__")
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["case"] for row in rows] == ["bf16", "fp32", "tf32", "recomputed", "adaptive", "sentences", "masked",
+                                             "masked-blocks", "masked-fp32", "classes"]
+    assert all(row["captured, targets/s"] > 0 and row["eager, targets/s"] > 0 for row in rows)
 
 
 def test_the_first_update_of_a_folder(monkeypatch, tmp_path):

@@ -44,7 +44,8 @@ def masked_batches():
     in_padded = torch.from_numpy(row_of * tokens.size(1) + places - starts[row_of])
     target = torch.arange(len(places)) + 5
     return (MaskedBatch(tokens, in_padded, target, INDICES),
-            FlatMasked(**flat_row(end_to_end(rows)), indices=INDICES, places=torch.from_numpy(places), target=target))
+            FlatMasked(**flat_row(end_to_end(rows)), indices=INDICES, places=torch.from_numpy(places), target=target,
+                       num_target_tokens=len(target)))
 
 
 def sentence_batches():

@@ -55,6 +55,9 @@ class Pairs:
     def __len__(self):
         return len(self.lengths)
 
+    def packed_batch(self, indices, shape):
+        return packed(*(sentences(sizes[indices]) for sizes in self.sizes.values()), shape, indices)
+
 
 def packed_batches(rates, *, max_tokens=2048, number=3000, seed=0):
     random = np.random.default_rng(seed)

@@ -13,7 +13,6 @@ from lamina.data.corpus import Example
 from lamina.data.packing import PackedShape, Sentences, packed
 from lamina.nn import packed_attention as kernels_module
 from lamina.nn.flat_attention import Blocks
-from lamina.nn.layout import PackedLayout
 from lamina.nn.packed_attention import FLOAT32_TILES, TILES, packed_attention, precision_of_products, tiles_for
 from lamina.parts.criteria import LabelSmoothedCrossEntropy
 from lamina.text.vocabulary import EOS
@@ -40,11 +39,6 @@ def batch_of(seed=0):
 
 def attend(query, memory, reader, read, *, is_causal=False, dropout_p=0.0):
     return packed_attention(query, memory, reader.sentences, reader.bounds, read.sentences, read.bounds, 2, is_causal,
-                            dropout_p)[0]
-
-
-def as_on_a_gpu(self, query, memory, reader, num_heads, *, is_causal=False, dropout_p):
-    return packed_attention(query, memory, reader.sentences, reader.bounds, self.sentences, self.bounds, num_heads, is_causal,
                             dropout_p)[0]
 
 
@@ -94,8 +88,7 @@ def test_the_gradient_knows_which_weights_were_dropped():
 
 
 @pytest.mark.parametrize("parts", [{}, FUSIONS["both"]], ids=["plain", "both"])
-def test_a_packed_model_in_float32_is_the_padded_one_and_asks_the_device_nothing(parts, monkeypatch):
-    monkeypatch.setattr(PackedLayout, "_attend", as_on_a_gpu)
+def test_a_packed_model_in_float32_is_the_padded_one_and_asks_the_device_nothing(parts, attention_of_a_gpu):
     model, criterion = tiny_model(**parts), LabelSmoothedCrossEntropy(smoothing=0.1)
     model.head.train()  # not all of it: transparent attention drops some of its weights
     source, target = sides_of(0)

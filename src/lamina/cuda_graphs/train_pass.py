@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from lamina.cuda_graphs.recorder import Captured, Recorder, reason_of
 from lamina.cuda_graphs.static_batches import SIGHTINGS, StaticBatches, shape_of
 from lamina.data.batching import AnyBatch
+from lamina.data.flat_texts import room_for_count
 from lamina.distributed.weights import FlatWeights
 from lamina.errors import LaminaError
 from lamina.models.contract import Model
@@ -26,10 +26,7 @@ from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 ForwardBackward = Callable[..., None]
 Sizes = tuple[int, ...]  # that the host alone knows of a batch (VocabularyHead.host_sizes)
 
-# Room for such a size, above what one batch takes: by a share, and by as many standard deviations of a count.
-SPARE_SHARE, SPARE_DEVIATIONS = 0.25, 6.0
-ROOM_MULTIPLE = 128
-MISSES_TOLD = 50
+MISSES_TOLD, SHARE_TOLD = 50, 0.1
 COST_OF_EAGER = "Small batches take up to eight times as long (docs/performance.md)"
 
 
@@ -53,7 +50,8 @@ class CapturedPasses:
         self._batches = StaticBatches()
         self._parts: dict[nn.Module, Any] = compiled_parts(model) if is_compiled else {}
         self._passes: dict[Any, _CapturedPass] = {}
-        self._num_missed = 0  # batches of shapes that did not recur
+        self._num_found = self._num_missed = 0  # batches, and those of shapes that did not recur
+        self._has_told = False
         self._exceeded: Counter[Any] = Counter()  # by shape, how often a batch had no room
 
     @property
@@ -79,11 +77,10 @@ class CapturedPasses:
             self._turn_off(reason)
             return None
         static = self._batches.hold(batch)
+        self._num_found += 1
         if static is None:
             self._num_missed += 1
-            if self._num_missed == MISSES_TOLD and not self._passes:
-                self.note(f"updates are eager: {MISSES_TOLD} batches kept changing shape, and what is captured has one. "
-                          f"{COST_OF_EAGER}")
+            self._tell_of_misses()
             return None
         key = shape_of(batch)
         known = self._passes.get(key)
@@ -135,6 +132,18 @@ class CapturedPasses:
         self.skip_time(seconds)
         return True
 
+    def _tell_of_misses(self) -> None:
+        if self._has_told or self._num_missed < MISSES_TOLD or self._num_missed < SHARE_TOLD * self._num_found:
+            return
+        self._has_told = True
+        if not self._passes:
+            self.note(f"updates are eager: {self._num_missed} batches kept changing shape, and what is captured has one. "
+                      f"{COST_OF_EAGER}")
+            return
+        shapes = "the one that is" if len(self._passes) == 1 else f"the {len(self._passes)} that are"
+        self.note(f"{self._num_missed} of {self._num_found} batches ran eagerly: they had other shapes than {shapes} captured. "
+                  f"{COST_OF_EAGER}")
+
     def _turn_off(self, reason: str) -> None:
         self.note(f"--cuda-graphs is off, since it failed: {reason}. {COST_OF_EAGER}")
 
@@ -145,9 +154,8 @@ class CapturedPasses:
 
 def room_for(sizes: Sizes, least: Sizes = ()) -> Sizes:
     """For other batches like the one of these sizes, and for what has come before."""
-    wanted = [size + max(SPARE_SHARE * size, SPARE_DEVIATIONS * math.sqrt(size)) for size in sizes]
-    rounded = [ROOM_MULTIPLE * max(1, math.ceil(number / ROOM_MULTIPLE)) for number in wanted]
-    return tuple(map(max, rounded, least or rounded))
+    rooms = [room_for_count(size) for size in sizes]
+    return tuple(map(max, rooms, least or rooms))
 
 
 def _fits(sizes: Sizes, room: Sizes) -> bool:

@@ -51,6 +51,13 @@ class FlatCorpus(Protocol):
         """As `batch`; a model takes both."""
 
 
+@runtime_checkable
+class PackedCorpus(Protocol):
+    """A corpus of pairs whose batches come in two rows of one shape, too."""
+
+    def packed_batch(self, indices: Sequence[int], shape: PackedShape) -> PackedBatch: ...
+
+
 class Languages(NamedTuple):
     source: str
     target: str

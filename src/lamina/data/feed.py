@@ -1,13 +1,14 @@
 """The stream of batches of a run: planned by seed and epoch, prepared ahead of the step that needs them.
 
-A batch of the plan is one list of sentences. With --batch-order mixed these are of any length, in rows without pads: of one
-shape where a GPU replays captured updates of pairs (packed), and as long as they need to be elsewhere (flat). With
---batch-order length they are about as long as each other, and padded, as in fairseq.
+A batch of the plan is one list of sentences. With --batch-order mixed these are of any length, one behind the other: in rows of
+one shape where a GPU replays captured updates (packed), and in rows without pads, as long as they need to be, elsewhere (flat).
+With --batch-order length they are about as long as each other, and padded, as in fairseq.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,15 +21,18 @@ import torch
 
 from lamina.config.batches import BY_LENGTH, MIXED, BatchConfig
 from lamina.data.batching import AnyBatch, batch_by_size, length_order
-from lamina.data.corpus import Corpus, FlatCorpus, ParallelCorpus
-from lamina.data.layer_subsets import LayerSubsets
-from lamina.data.packing import PackedShape, plan_packed
+from lamina.data.corpus import Corpus, FlatCorpus, PackedCorpus
+from lamina.data.flat_texts import FlatTexts, TextShape, room_for_count
+from lamina.data.layer_subsets import DEVIATIONS, LayerSubsets
+from lamina.data.packing import PLACES_MULTIPLE, PackedShape, plan_packed
 from lamina.errors import DataError
 
 # Batches ready per preparing thread: enough to ride out a slow one, few enough to cost no memory.
 AHEAD = 4
-# Blocks of text that are about as long as each other need no flat rows: the longest, over their mean. A GPU may capture theirs.
+# Blocks of text that are about as long as each other need no flat rows: the longest, over their mean.
 ALIKE = 1.05
+# A GPU captures padded ones if so many are as long as the longest, and packs the others.
+ALL_BUT_FEW = 0.99
 
 
 class TooLong(NamedTuple):
@@ -85,19 +89,45 @@ class Feed:
         self._plan: tuple[int, list[list[int]]] | None = None
         self._digested: tuple[int, str] | None = None  # the plan's digest, by epoch
         self._max_positions = max_positions
-        self.packed_shape: PackedShape | None = None
-        self.is_flat = is_shuffled and not is_packed and limits.order == MIXED and isinstance(corpus, FlatCorpus) and (
-            isinstance(corpus, ParallelCorpus) or not _are_alike(corpus.lengths[self._fitting]))
-        if is_packed:
+        self.packed_shape: PackedShape | None = None  # of pairs
+        self.text_shape: TextShape | None = None  # of single texts that fit into it
+        is_pairs = isinstance(corpus, PackedCorpus)
+        self.is_flat = (is_shuffled and limits.order == MIXED and isinstance(corpus, FlatCorpus)
+                        and not (is_packed if is_pairs else self._stays_padded(is_packed)))
+        if is_packed and is_pairs:
             assert limits.max_tokens is not None, "a packed row is --max-tokens long"
             self.packed_shape = self._shape(limits.max_tokens)
+        elif is_packed and self.is_flat:
+            self.text_shape = self._text_shape()
         self.subsets = subsets
-        self._capacities = {} if subsets is None or self.packed_shape is None else subsets.capacities(
-            self.packed_shape, [sizes[self._fitting] for sizes in corpus.sizes.values()])
+        shape = self.packed_shape or self.text_shape
+        self._capacities = {} if subsets is None or shape is None else subsets.capacities(
+            shape, [sizes[self._fitting] for sizes in corpus.sizes.values()])
+
+    def _stays_padded(self, is_packed: bool) -> bool:
+        """Blocks that are about as long as each other; where batches should have one shape, of one length."""
+        lengths = self.corpus.lengths[self._fitting]
+        if not is_packed:
+            return int(lengths.max()) <= ALIKE * float(lengths.mean())
+        return float((lengths == lengths.max()).mean()) >= ALL_BUT_FEW and getattr(self.corpus, "padded_batches_recur", True)
 
     def _shape(self, max_tokens: int) -> PackedShape:
         return PackedShape.of([sizes[self._fitting] for sizes in self.corpus.sizes.values()], max_tokens,
                               self.limits.max_sentences)
+
+    def _flat_shape(self) -> PackedShape:
+        """What limits a batch of flat rows: without a limit on tokens, that on sentences is the only one."""
+        every = sum(int(sizes[self._fitting].sum(dtype=np.int64)) for sizes in self.corpus.sizes.values())
+        return self._shape(self.limits.max_tokens or every)
+
+    def _text_shape(self) -> TextShape:
+        shape, sizes = self._flat_shape(), self.corpus.lengths[self._fitting]
+        places, number = shape.places, self.limits.max_sentences
+        if number is not None:  # which may fill less than --max-tokens; a batch that chance makes longer has a row of its own
+            most = number * float(sizes.mean()) + DEVIATIONS * math.sqrt(number) * float(sizes.std())
+            places = min(places, PLACES_MULTIPLE * math.ceil(most / PLACES_MULTIPLE))
+        masked = room_for_count(getattr(self.corpus, "masked_share", 0.0) * places)
+        return TextShape(places, shape.max_sentences, min(shape.longest, places), masked)
 
     def describe_limits(self, max_positions: tuple[int, ...]) -> str:
         tokens = f" or --max-tokens {self.limits.max_tokens}" if self.limits.max_tokens else ""
@@ -118,9 +148,9 @@ class Feed:
         if self.packed_shape is not None:
             return self._make_packed_plan(self.packed_shape, epoch, generator)
         if self.is_flat:
-            # Without a limit on tokens, that on sentences is the only one.
-            every = sum(int(sizes[self._fitting].sum(dtype=np.int64)) for sizes in self.corpus.sizes.values())
-            return self._make_packed_plan(self._shape(self.limits.max_tokens or every), epoch, generator, self.limits.multiple)
+            # In rows of one shape, what a multiple leaves out would be pads.
+            multiple = self.limits.multiple if self.text_shape is None else 1
+            return self._make_packed_plan(self._flat_shape(), epoch, generator, multiple)
         order = length_order([sizes[self._fitting] for sizes in self.corpus.sizes.values()], generator)
         batches = batch_by_size(self._fitting[order].tolist(), self.corpus.lengths, max_tokens=self.limits.max_tokens,
                                 max_sentences=self.limits.max_sentences, multiple=self.limits.multiple)
@@ -170,12 +200,12 @@ class Feed:
     def padding_share(self, epoch: int) -> float:
         """How much of an epoch's batches is padding, all sides counted; that inside attention alone is not."""
         plan = self.plan(epoch)
-        if self.is_flat:
-            return 0.0
-        if self.packed_shape is not None:
+        if (shape := self.packed_shape or self.text_shape) is not None:
             sides = self.corpus.sizes.values()
             tokens = sum(int(sizes[self._fitting].sum(dtype=np.int64)) for sizes in sides)
-            return 1.0 - tokens / (len(plan) * len(sides) * self.packed_shape.places)
+            return max(0.0, 1.0 - tokens / (len(plan) * len(sides) * shape.places))
+        if self.is_flat:
+            return 0.0
         starts = np.cumsum([0, *map(len, plan[:-1])])
         order = np.concatenate(plan)
         tokens = cells = 0
@@ -236,22 +266,19 @@ class Feed:
         batch = self._read(indices, epoch)
         if self.subsets is not None:
             # Where a GPU may replay an update, its shapes do not depend on what was drawn.
-            is_static = self.packed_shape is not None or (self.device.type == "cuda" and not self.is_flat)
+            is_static = getattr(batch, "recurs", False) or (self.device.type == "cuda" and not self.is_flat)
             batch = self.subsets.given_to(batch, epoch, number, is_static=is_static, capacities=self._capacities)
         return batch.to(self.device)
 
     def _read(self, indices: list[int], epoch: int) -> AnyBatch:
         if self.packed_shape is not None:
-            assert isinstance(self.corpus, ParallelCorpus), "pairs of sentences are packed"
+            assert isinstance(self.corpus, PackedCorpus), "pairs of sentences are packed"
             return self.corpus.packed_batch(indices, self.packed_shape)
         if self.is_flat:
             assert isinstance(self.corpus, FlatCorpus), "it has been asked"
-            return self.corpus.flat_batch(indices, (self.seed, epoch))
+            batch = self.corpus.flat_batch(indices, (self.seed, epoch))
+            return batch if self.text_shape is None or not isinstance(batch, FlatTexts) else batch.in_shape(self.text_shape)
         return self.corpus.batch(indices, (self.seed, epoch))
-
-
-def _are_alike(lengths: np.ndarray) -> bool:
-    return int(lengths.max()) <= ALIKE * float(lengths.mean())
 
 
 def _digest(numbers: Iterable[np.ndarray]) -> str:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,7 +159,10 @@ def read_numbers(folder: Path, split: str) -> np.ndarray:
     numbers = []
     for place, line in enumerate(lines, start=1):
         try:
-            numbers.append(float(line))
+            number = float(line)
         except ValueError:
-            raise DataError(f"{path}, line {place}: expected a number, found {line[:40]!r}.") from None
+            number = math.nan
+        if not math.isfinite(number):
+            raise DataError(f"{path}, line {place}: expected a number, found {line[:40]!r}.")
+        numbers.append(number)
     return np.array(numbers, dtype=np.float32)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.data.flat_texts import FlatTexts
+from lamina.data.flat_texts import FlatTexts, TextShape
 from lamina.data.packing import PLACES_MULTIPLE, PackedBatch, PackedShape, Sides, fill_bounds_
 from lamina.errors import ConfigError
 from lamina.packed import Places, Subset
@@ -190,7 +190,7 @@ class _Side(NamedTuple):
 
 def _sides_of(batch: Any) -> tuple[_Side, ...]:
     if isinstance(batch, FlatTexts):
-        return (_Side(batch.shape.places, np.diff(batch.bounds), batch.shape.longest, batch.num_sentences),)
+        return (_Side(batch.shape.places, np.diff(batch.bounds), batch.shape.longest, batch.shape.num_texts),)
     if not isinstance(batch, PackedBatch):
         return (_Side(batch.num_sentences, None),)
     whole, number = Sides.of(torch.from_numpy(batch.on_host), batch.shape), batch.num_sentences
@@ -211,7 +211,7 @@ class LayerSubsets:
         self.rates = rates
         self.seed = seed
 
-    def capacities(self, shape: PackedShape, sizes: Sequence[np.ndarray]) -> dict[float, int]:
+    def capacities(self, shape: PackedShape | TextShape, sizes: Sequence[np.ndarray]) -> dict[float, int]:
         """By rate: the places of a subset of packed rows, where the corpus' sentences have these sizes on each side."""
         rates = sorted({rate for stack in self.rates for rate in stack if rate})
         grid = PLACES_MULTIPLE
@@ -256,7 +256,9 @@ class LayerSubsets:
                     and all(int(side.sizes[chosen].sum()) <= capacities[rate] for side in sides if side.sizes is not None))
 
         given = self.draw(epoch, number, num_sentences, fits).given_to(batch, capacities if is_static else None, self.rates)
-        return given if is_static or not isinstance(given, PackedBatch) else replace(given, recurs=False)  # type: ignore[return-value]
+        if is_static or not isinstance(given, PackedBatch | FlatTexts):
+            return given
+        return replace(given, recurs=False)  # type: ignore[return-value]
 
 
 def _rounded_up(value: float, multiple: int) -> int:

@@ -72,12 +72,14 @@ class MaskedBlocks:
     """Blocks with <s> in front, masked again each epoch. A mask depends on the seed, the epoch and the block alone."""
 
     unit = "blocks"
+    padded_batches_recur = False  # each has another number of masked tokens
 
     def __init__(self, blocks: TokenBlocks, masker: Masker) -> None:
         self.name = blocks.name
         self._blocks = blocks
         self._masker = masker
         self.lengths = blocks.lengths + 1
+        self.masked_share = masker.mask_p
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -98,7 +100,8 @@ class MaskedBlocks:
         places = np.concatenate([start + row.places for start, row in zip(starts, rows, strict=False)])
         originals = np.concatenate([row.ids for row in rows])
         return FlatMasked(**flat_row(end_to_end([row.seen for row in rows])), indices=tuple(indices),
-                          places=torch.from_numpy(places), target=torch.from_numpy(originals[places]))
+                          places=torch.from_numpy(places), target=torch.from_numpy(originals[places]),
+                          num_target_tokens=len(places))
 
     def _masked(self, indices: Sequence[int], draw: tuple[int, int]) -> Iterator[_MaskedRow]:
         for index in indices:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from lamina.decode.requests import Entries
 from lamina.decode.step_rules import Due, Rules
 from lamina.nn.attention import kernels_for_any_length
 from lamina.nn.cache import StepState
+from lamina.nn.joined_states import JoinedState
 from lamina.text.vocabulary import EOS
 
 if TYPE_CHECKING:
@@ -52,8 +53,9 @@ class BeamStep:
 
     @prepared
     def __init__(self, search: Search, first: Entries, num_steps: int, constraints: Constraints | None = None, *,
-                 is_even: bool = True) -> None:
-        """`num_steps`: at most, of any sentence to come; `is_even`: its steps are not captured."""
+                 is_even: bool = True, grows: bool = False) -> None:
+        """`num_steps`: at most, of any sentence to come; `is_even`: its steps are not captured; `grows`: sentences that come
+        later get slots of their own."""
         self.search = search
         self.config = search.config
         self.constraints = constraints
@@ -66,11 +68,18 @@ class BeamStep:
         self.uniforms = first.uniforms
         self.num_ended = torch.zeros(batch, dtype=torch.long, device=device)
         self.is_done = torch.zeros(batch, dtype=torch.bool, device=device)
-        self.states, self.tokens, self.scores = self._begin(first)
+        states, self.tokens, self.scores = self._begin(first)
         self.beams: Candidates | None = None  # what each beam has just said, where constraints ask for it
         self._rows = torch.arange(batch, device=device)
+        if not is_even:
+            for state in states:
+                state.differ_()
+        self.states: list[Any] = [JoinedState(state) for state in states] if grows else states
+        self._tell_states()
+
+    def _tell_states(self) -> None:
         for state in self.states:
-            state.is_even, state.is_done = is_even, self.is_done
+            state.finished_in(self.is_done)
 
     def _begin(self, entries: Entries) -> tuple[list[StepState], Tensor, Tensor]:
         """Before the first step of some sentences: the models' states, and each beam's last token and score. (B, K)"""
@@ -105,6 +114,24 @@ class BeamStep:
         for state, own in zip(self.states, states, strict=True):
             state.widen_(own)
             state.put_(rows, own)
+        self._put(entries, tokens, scores)
+
+    @prepared
+    def extend_(self, entries: Entries) -> None:
+        """More slots, behind all others, for these sentences."""
+        old = len(self.tokens)
+        assert entries.rows.tolist() == list(range(old, old + len(entries.ids))), "new slots are behind the others"
+        # A slot that is new is a copy of another one until it is filled.
+        self._select(torch.cat([torch.arange(old), torch.zeros(len(entries.ids), dtype=torch.long)]))
+        self.trace.clear_(entries.rows)
+        states, tokens, scores = self._begin(entries)
+        for state, own in zip(self.states, states, strict=True):
+            state.join_(own)
+        self._put(entries, tokens, scores)
+        self._tell_states()
+
+    def _put(self, entries: Entries, tokens: Tensor, scores: Tensor) -> None:
+        rows = entries.rows
         self.rules.put_(rows, entries.limits, entries.num_given, entries.prefix)
         self.tokens.index_copy_(0, rows, tokens)
         self.scores.index_copy_(0, rows, scores)
@@ -145,7 +172,7 @@ class BeamStep:
         """Of each beam's next token: the logarithm of the models' mean probability. (B, K, V)"""
         total = None
         for model, state in zip(self.search.models, self.states, strict=True):
-            state.length = due.length - 1
+            state.look_at_(due.length - 1)
             log_probs = model.step(self.tokens, state, self.config.temperature)
             if self.config.sampling:
                 # A head that weighs several terms gives scores; to draw by them, they must be probabilities.
@@ -168,17 +195,20 @@ class BeamStep:
     @torch.inference_mode()
     def select_(self, rows: Tensor) -> None:
         """Only these slots continue; one may be there several times, to be filled with other sentences. rows: (B',)"""
-        self.rules.select_(rows)
-        self.trace.select_(rows)
         for state in self.states:
             state.select_(rows)
+        self._select(rows)
+        self._tell_states()
+
+    def _select(self, rows: Tensor) -> None:
+        """All but what the models keep."""
+        self.rules.select_(rows)
+        self.trace.select_(rows)
         self._rows = torch.arange(len(rows), device=rows.device)
         self.tokens, self.scores, self.num_ended, self.is_done = (
             part.index_select(0, rows) for part in (self.tokens, self.scores, self.num_ended, self.is_done))
         if self.uniforms is not None:
             self.uniforms = self.uniforms.index_select(1, rows)
-        for state in self.states:
-            state.is_done = self.is_done
 
 
 def _ends(firsts: Candidates, num_beams: int, num_ended: Tensor, is_done: Tensor) -> Tensor:

@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
 # Finished sentences leave when they are this share of the slots; sooner, it would cost more than it saves.
 LEAVING_SHARE = 1 / 8
-# To have more or fewer slots, all that they hold is copied, which takes about as long as a step. An open scheduler gives free
-# slots up when they have cost as much, and takes so large a share more than it needs.
-IDLE_STEPS = 1.0
-SPARE_SHARE = 1 / 8
+# On a CPU, sentences join an open scheduler in groups, which are encoded together and share an attention: when so many wait for
+# each one that runs, or after so many steps.
+JOINING_SHARE = 1 / 4
+PATIENCE = 4
+# Of many that join at once, each group has about one length.
+GROUP = 16
 # On a GPU, results handed out after each step are this share of the slots: what the caller does with them is then done while
 # the device works.
 RESULTS_SHARE = 1 / 12
@@ -93,7 +95,7 @@ class Scheduler:
         self.slots: BeamStep | None = None
         self._resize(0)
         self.tick = 0  # steps so far
-        self.num_idle = 0.0  # steps of all slots that free ones have taken since somebody waited
+        self.has_waited = 0  # steps since somebody waits
         self.flags: deque[tuple[int, OnItsWay]] = deque()
         self.results: deque[tuple[list[Sentence], OnItsWay]] = deque()
         self.ready: deque[Finished] = deque()
@@ -199,6 +201,9 @@ class Scheduler:
         if self._is_elastic and not len(self._running()):
             self.slots = None
             self._resize(0)
+        if self._is_elastic and self.is_open:
+            self._join()
+            return
         if self.slots is None:
             if self.waiting:
                 self._begin()
@@ -215,42 +220,62 @@ class Scheduler:
         """The first sentences; slots that are left over are as if they were done."""
         first = [self.waiting.popleft() for _ in range(min(self.num_slots, len(self.waiting)))]
         number = len(first) if self._is_elastic else self.num_slots
-        entries = self._entries([*first, *first[-1:] * (number - len(first))], range(number),
-                                0 if self.is_open and self._is_elastic else self.width).to(self.device)
+        entries = self._entries([*first, *first[-1:] * (number - len(first))], range(number), self.width).to(self.device)
         self.slots = BeamStep(self.search, entries, self.num_steps, self.constraints, is_even=not self.graphs.is_on)
         self._resize(number)
         self._note(np.arange(len(first)), first, entries.num_shared)
         if number > len(first):
             self.slots.drop_(moved(torch.arange(len(first), number), self.device))
 
+    def _join(self) -> None:
+        """In an open scheduler on a CPU, slots go with their sentences, and a group that comes brings its own."""
+        running = self._running()
+        if self.slots is not None and len(running) < len(self.who):
+            self._select(self.slots, running)
+        number = min(len(self.waiting), self.num_slots - len(running))
+        if number < min(GROUP, JOINING_SHARE * len(running)) and self.has_waited < PATIENCE:
+            self.has_waited += number > 0
+            return
+        self.has_waited = 0
+        # The longest first: those that are finished are likely to be neighbours.
+        joining = sorted((self.waiting.popleft() for _ in range(number)), key=lambda sentence: -len(sentence.source))
+        for begin in range(0, number, GROUP):
+            self._add_group(joining[begin : begin + GROUP])
+
+    def _add_group(self, sentences: Sequence[Sentence]) -> None:
+        places = np.arange(len(self.who), len(self.who) + len(sentences))
+        entries = self._entries(sentences, places.tolist())
+        if self.slots is None:
+            self.slots = BeamStep(self.search, entries, self.num_steps, self.constraints, grows=True)
+            self._resize(len(sentences))
+        else:
+            self.slots.extend_(entries)
+            self._take(np.append(np.arange(len(self.who)), np.zeros(len(sentences), dtype=int)))
+        self._note(places, sentences, entries.num_shared)
+
     def _fit_slots(self, slots: BeamStep) -> None:
         """More slots where sentences wait, fewer where enough are free and none waits."""
         free = int((self.who == None).sum())  # noqa: E711
         missing = min(len(self.waiting), self.num_slots - len(self.who) + free) - free
-        if missing <= 0:
-            self.num_idle = 0.0 if self.waiting else self.num_idle + free / len(self.who)
-            if self.waiting or not self._has_too_many(free):
-                return
-        elif self.is_open:
-            missing = max(missing, min(int(len(self.who) * SPARE_SHARE), self.num_slots - len(self.who)))
-        self.num_idle = 0.0
+        if missing <= 0 and (self.waiting or free < max(1, int(len(self.who) * LEAVING_SHARE))):
+            return
         kept = np.arange(len(self.who)) if missing > 0 else self._running()
         # A slot that is new is a copy of another one until it is filled.
-        rows = np.append(kept, kept[:1].repeat(max(missing, 0)))
+        self._select(slots, np.append(kept, kept[:1].repeat(max(missing, 0))))
+        if missing > 0:
+            slots.drop_(torch.arange(len(kept), len(self.who)))
+            self.who[len(kept) :], self.is_finished[len(kept) :] = None, True
+
+    def _select(self, slots: BeamStep, rows: np.ndarray) -> None:
         slots.select_(moved(torch.from_numpy(rows), self.device))
-        if len(rows) > len(kept):
-            slots.drop_(torch.arange(len(kept), len(rows)))
         if self.constraints is not None:
-            self.constraints.select_(kept.tolist())
+            self.constraints.select_(list(dict.fromkeys(rows.tolist())))
+        self._take(rows)
+
+    def _take(self, rows: np.ndarray) -> None:
+        """What the host knows of these slots, in this order."""
         for name in ("who", "filled_at", "num_before", "limits", "num_prefixed", "is_finished"):
             setattr(self, name, getattr(self, name)[rows])
-        self.who[len(kept) :], self.is_finished[len(kept) :] = None, True
-
-    def _has_too_many(self, free: int) -> bool:
-        """Known sentences leave and none comes; in an open scheduler the next ones may come in a moment."""
-        if self.is_open:
-            return self.num_idle >= IDLE_STEPS
-        return free >= max(1, int(len(self.who) * LEAVING_SHARE))
 
     def _fill(self, slots: BeamStep, free: np.ndarray) -> None:
         sentences = [self.waiting.popleft() for _ in free]

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from lamina.models.contract import Model
 from lamina.nn.cache import KeyValues, LayerCache, StepState, put_rows_, select_rows, widened
-from lamina.nn.cross_entropy import Term
+from lamina.nn.cache import Rows as StateRows
+from lamina.nn.cross_entropy import Term, joined_term
 from lamina.nn.embedding import InputEmbedding
 from lamina.nn.fusion import Memory
 from lamina.nn.heads import VocabularyHead
+from lamina.nn.joined_states import JoinedState
 from lamina.nn.layout import AnyLayout, Layout, lay_out
 from lamina.nn.prepacked import Prepacked
-from lamina.nn.stack import ALL_LAYERS, ActiveLayers, DecoderLayer, LayerStack, StackOutput
+from lamina.nn.stack import ALL_LAYERS, ActiveLayers, DecoderLayer, LayerStack, StackOutput, split_output
 from lamina.packed import Rows
 
 
@@ -37,8 +39,8 @@ class DecoderState(StepState):
     layout: Layout
     surface: Any  # what the head reads
 
-    def select_(self, rows: Tensor) -> None:
-        super().select_(rows)
+    def keep_(self, rows: StateRows) -> None:
+        super().keep_(rows)
         self.layout, self.surface = select_rows((self.layout, self.surface), rows)
 
     def put_(self, rows: Tensor, other: StepState) -> None:
@@ -117,14 +119,24 @@ class EncoderDecoder(Model):
                             surface=self.head.start(encoded.output, layout, source))
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: DecoderState, temperature: float = 1.0) -> Tensor:
+    def step(self, tokens: Tensor, state: DecoderState | JoinedState[DecoderState], temperature: float = 1.0) -> Tensor:
         """Feed each beam its next token; log-probabilities of the one after. tokens: (B, K) -> (B, K, V), or (B,) -> (B, V)"""
         ids = tokens.view(len(tokens), -1)
         places = state.begin()
         embedded = self.target_embedding.step(ids, places)
-        turn = state.turn(places, embedded.input.dtype)
-        output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], turn, state.layout),
+        turn, layout = state.turn(places, embedded.input.dtype), state.layout
+        output = self.decoder(embedded, lambda layer, index, x: layer.step(x, state.layers[index], turn, layout),
                               state.active.decoder)
         state.end()
-        scores = self.head.log_probs(self.head.terms(output, state.surface), temperature)
+        scores = self.head.log_probs(self._terms(output, state), temperature)
         return scores if tokens.dim() == 2 else scores[:, 0]
+
+    def _terms(self, output: StackOutput, state: DecoderState | JoinedState[DecoderState]) -> list[Term]:
+        if isinstance(state, DecoderState):
+            return self.head.terms(output, state.surface)
+        sizes, surfaces = state.part("surface")
+        if all(surface is None for surface in surfaces):
+            return self.head.terms(output)
+        # What a head reads of the source is as wide as the group's sources.
+        parts = [self.head.terms(own, surface) for own, surface in zip(split_output(output, sizes), surfaces, strict=True)]
+        return [joined_term(own, sizes) for own in zip(*parts, strict=True)]

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lamina.nn.cache import KeyValues, Turn
+from lamina.nn.joined_states import ByGroup, by_group
 from lamina.nn.layout import AnyLayout, Layout, join_heads, split_heads
 from lamina.nn.linear import Linear
 from lamina.nn.mixing import Lower
@@ -42,9 +43,13 @@ class Attention(nn.Module):
 
         `may_attend` is True where a query may look, or a bias on the scores that is -inf where it may not.
         """
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=may_attend, is_causal=is_causal,
-                                               dropout_p=self.active_dropout_p)
-        return self.out_proj(join_heads(mixed))
+        return self.out_proj(self.mixed(query, key, value, may_attend=may_attend, is_causal=is_causal))
+
+    def mixed(self, query: Tensor, key: Tensor, value: Tensor, *, may_attend: Tensor | None = None,
+              is_causal: bool = False) -> Tensor:
+        """`attend` before the output projection."""
+        return join_heads(F.scaled_dot_product_attention(query, key, value, attn_mask=may_attend, is_causal=is_causal,
+                                                         dropout_p=self.active_dropout_p))
 
     @property
     def active_dropout_p(self) -> float:
@@ -87,11 +92,14 @@ class SelfAttention(Attention):
         query, key, value = map(self.split, projected.chunk(3, dim=2))
         return self.attend(query, key, value, is_causal=True)
 
-    def step(self, x: Tensor, past: KeyValues, turn: Turn, lower: Lower | None = None) -> Tensor:
+    def step(self, x: Tensor, past: KeyValues | ByGroup, turn: Turn | ByGroup, lower: Lower | None = None) -> Tensor:
         """One new token a beam, after those in `past`, which grows by them. x: (B, K, D)"""
         query, entries = self.project(x, lower).tensor_split([x.size(2)], dim=2)
+        return self.out_proj(by_group(self._look_back, (query, entries), past, turn))
+
+    def _look_back(self, query: Tensor, entries: Tensor, past: KeyValues, turn: Turn) -> Tensor:
         keys, values = past.append_(entries, turn)
-        return self.attend(self.split(query), keys, values, may_attend=turn.bias)
+        return self.mixed(self.split(query), keys, values, may_attend=turn.bias)
 
 
 class MemoryAttention(Attention):
@@ -111,9 +119,12 @@ class MemoryAttention(Attention):
         key, value = map(self.split, memory.chunk(2, dim=2))
         return key, value
 
-    def step(self, x: Tensor, halves: tuple[Tensor, Tensor], memory_layout: Layout) -> Tensor:
+    def step(self, x: Tensor, halves: tuple[Tensor, Tensor] | ByGroup, memory_layout: Layout | ByGroup) -> Tensor:
         """The same as `forward` with keys and values that are kept ready."""
-        return self.attend(self.split(self.q_proj(x)), *halves, may_attend=memory_layout.may_attend)
+        return self.out_proj(by_group(self._read, (self.q_proj(x),), halves, memory_layout))
+
+    def _read(self, query: Tensor, halves: tuple[Tensor, Tensor], memory_layout: Layout) -> Tensor:
+        return self.mixed(self.split(query), *halves, may_attend=memory_layout.may_attend)
 
     def weights(self, x: Tensor, memory: Tensor, memory_layout: Layout, layout: Layout | None = None) -> Tensor:
         """How much each query looks at each key, over all heads. (B, T, S)"""

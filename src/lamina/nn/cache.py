@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lamina.nn.stack import ActiveLayers
 
 T = TypeVar("T")
+Rows = Tensor | slice  # (B',) numbers of rows, or neighbours, which are views
 FIRST_CAPACITY = 32  # steps that memory is set aside for at first; it doubles from there
 NOT_YET = -1  # in the ancestry: a step that is still to come
 
@@ -43,11 +44,18 @@ class KeyValues:
         self.num_heads = num_heads
         self.data = like.new_zeros(batch, 0, num_beams, 2 * like.size(-1))  # (B, capacity, K, 2 D): key, value
 
-    def reserve_(self, capacity: int) -> None:
+    def reserve_(self, capacity: int, *, is_even: bool) -> None:
         batch, old, *entry = self.data.shape
-        grown = self.data.new_zeros(batch, capacity, *entry)
+        grown = self._room((batch, capacity, *entry), is_even=is_even)
         grown[:, :old] = self.data
         self.data = grown
+
+    def _room(self, shape: Sequence[int], *, is_even: bool) -> Tensor:
+        """Where texts differ in length, shorter ones are looked at beyond their end: there must be numbers, behind a mask."""
+        return self.data.new_empty(shape) if is_even else self.data.new_zeros(shape)
+
+    def clear_after_(self, length: int) -> None:
+        self.data[:, length:] = 0
 
     def begin_(self, entries: Tensor) -> None:
         """The first steps at once; all beams share them. entries: (B, T, 2 D)"""
@@ -59,10 +67,13 @@ class KeyValues:
         keys, values = self.data[:, : turn.length].flatten(1, 2).unflatten(2, (2, self.num_heads, -1)).unbind(2)
         return keys.transpose(1, 2), values.transpose(1, 2)
 
-    def select_(self, rows: Tensor, length: int) -> None:
+    def select_(self, rows: Rows, length: int, *, is_even: bool) -> None:
+        if isinstance(rows, slice):
+            self.data = self.data[rows]
+            return
         # What lies beyond the steps so far is not worth copying.
         _, *shape = self.data.shape
-        kept = self.data.new_zeros(len(rows), *shape)
+        kept = self._room((len(rows), *shape), is_even=is_even)
         kept[:, :length] = self.data[:, :length].index_select(0, rows)
         self.data = kept
 
@@ -80,11 +91,14 @@ class LayerCache:
     past: KeyValues
     memory: tuple[Tensor, Tensor]  # (B, H, S, C) each, once a sentence: beams share them
 
-    def reserve_(self, capacity: int) -> None:
-        self.past.reserve_(capacity)
+    def reserve_(self, capacity: int, *, is_even: bool) -> None:
+        self.past.reserve_(capacity, is_even=is_even)
 
-    def select_(self, rows: Tensor, length: int) -> None:
-        self.past.select_(rows, length)
+    def clear_after_(self, length: int) -> None:
+        self.past.clear_after_(length)
+
+    def select_(self, rows: Rows, length: int, *, is_even: bool) -> None:
+        self.past.select_(rows, length, is_even=is_even)
         self.memory = select_rows(self.memory, rows)
 
     def put_(self, rows: Tensor, other: LayerCache, length: int) -> None:
@@ -118,6 +132,14 @@ class StepState:
         self._own = torch.arange(self.num_beams, dtype=torch.int16, device=self.steps.device)
         self.ancestry = self._own.new_empty(len(self.steps), self.num_beams, 0)
 
+    def finished_in(self, is_done: Tensor) -> None:
+        """Where it is written which texts are done. (B,)"""
+        self.is_done = is_done
+
+    def look_at_(self, length: int) -> None:
+        """No text has read more tokens than so many."""
+        self.length = length
+
     def begin(self) -> Tensor:
         """One step further: the place of its token in each text. (B,)"""
         self.length += 1
@@ -138,6 +160,14 @@ class StepState:
     def end(self) -> None:
         self.steps += 1 if self.is_done is None else ~self.is_done
 
+    def differ_(self) -> None:
+        """From now on, texts may have read more or less than others."""
+        if self.is_even:
+            for layer in self.layers:
+                if layer is not None:
+                    layer.clear_after_(self.length)
+        self.is_even = False
+
     def read_(self, length: int) -> None:
         """All texts have read their first `length` tokens, which their beams share."""
         self.length = length
@@ -152,7 +182,7 @@ class StepState:
         old, self.capacity = self.capacity, min(max(length, 2 * self.capacity, FIRST_CAPACITY), self.max_length)
         for layer in self.layers:
             if layer is not None:
-                layer.reserve_(self.capacity)
+                layer.reserve_(self.capacity, is_even=self.is_even)
         grown = self.ancestry.new_full((*self.ancestry.shape[:2], self.capacity), NOT_YET)
         grown[:, :, :old] = self.ancestry
         self.ancestry = grown
@@ -165,19 +195,22 @@ class StepState:
 
     def select_(self, rows: Tensor) -> None:
         """Only these texts continue; one may be there several times, to be overwritten by `put_`. rows: (B',)"""
-        self._rows = torch.arange(len(rows), device=rows.device)
-        self.steps, self.ancestry = self.steps.index_select(0, rows), self.ancestry.index_select(0, rows)
+        self.keep_(neighbours(rows))
+
+    def keep_(self, rows: Rows) -> None:
+        self.steps, self.ancestry = select_rows((self.steps, self.ancestry), rows)
+        self._rows = torch.arange(len(self.steps), device=self.steps.device)
         if self.is_done is not None:
-            self.is_done = self.is_done.index_select(0, rows)
+            self.is_done = select_rows(self.is_done, rows)
         for layer in self.layers:
             if layer is not None:
-                layer.select_(rows, self.length)
+                layer.select_(rows, self.length, is_even=self.is_even)
 
     def put_(self, rows: Tensor, other: StepState) -> None:
         """The texts of `other`, which have all read as much, take the place of these. rows: (B',)"""
         if self.num_beams == 1 and self.is_even:
             self.ancestry[:, :, : self.length] = 0  # not needed so far
-        self.is_even = False
+        self.differ_()
         self.steps.index_copy_(0, rows, other.steps)
         if other.length:
             self.reserve_(other.length)
@@ -194,13 +227,20 @@ class StepState:
                 layer.widen_(own)
 
 
-def select_rows(value: T, rows: Tensor) -> T:
+def neighbours(rows: Tensor) -> Rows:
+    """As a slice, if they are one after the other: nothing need be copied then. A GPU is not asked."""
+    if rows.device.type == "cpu" and len(rows) and torch.equal(rows, torch.arange(int(rows[0]), int(rows[0]) + len(rows))):
+        return slice(int(rows[0]), int(rows[0]) + len(rows))
+    return rows
+
+
+def select_rows(value: T, rows: Rows) -> T:
     """The same structure of (named) tuples, each tensor reduced to some rows of its first dimension."""
     match value:
         case None:
             return value
         case Tensor():
-            return value.index_select(0, rows)  # type: ignore[return-value]
+            return value[rows] if isinstance(rows, slice) else value.index_select(0, rows)  # type: ignore[return-value]
         case tuple():
             items = [select_rows(item, rows) for item in value]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)  # type: ignore[return-value]

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -31,6 +31,15 @@ class Term(NamedTuple):
     weight: float | Tensor  # 1.0, or (B, T, 1)
 
 
+def joined_term(parts: Sequence[Term], sizes: Sequence[int]) -> Term:
+    """The term of several groups of rows, one after the other."""
+    features = torch.cat([part.features for part in parts])
+    weights = [part.weight for part in parts]
+    if isinstance(weights[0], float):
+        return Term(features, weights[0])
+    return Term(features, torch.cat([own.expand(size, -1, -1) for own, size in zip(weights, sizes, strict=True)]))  # type: ignore[union-attr]
+
+
 class LossSums(NamedTuple):
     """Sums over the tokens that count, in nats, as 0-dim float32 tensors."""
 
@@ -39,9 +48,13 @@ class LossSums(NamedTuple):
 
 
 def sentence_loss(scores: Tensor, target: Tensor) -> LossSums:
-    """Cross entropy of the classes, or the squared error where the targets are numbers. scores: (B, C), target: (B,)"""
+    """Cross entropy of the classes, or the squared error where the targets are numbers. scores: (B, C), target: (B,)
+
+    A class below 0, and a number that is NaN, is no target (data/flat_texts.py).
+    """
     if target.is_floating_point():
-        loss = F.mse_loss(scores[:, 0].float(), target, reduction="sum")
+        found = scores[:, 0].float()
+        loss = F.mse_loss(found, torch.where(target.isnan(), found.detach(), target), reduction="sum")
     else:
         loss = F.cross_entropy(scores.float(), target, reduction="sum")
     return LossSums(loss, loss.detach())

@@ -66,8 +66,11 @@ def _counted_mask(x: Tensor, p: float, seed: Tensor) -> Tensor:
 
 
 def drawn_levels(seed: Tensor, number: int) -> Tensor:
-    """So many numbers below NUM_COUNTED, which follow from the seed. (number,)"""
-    return _mixed(torch.arange(number, device=seed.device) * GOLDEN + _mixed(seed)) & LOW_BITS
+    """So many numbers below NUM_COUNTED, which follow from the seed. (number,)
+
+    The seed is added before the product: torch.compile folds a place times a constant into one number, beyond 64 bits.
+    """
+    return _mixed((torch.arange(number, device=seed.device) + _mixed(seed)) * GOLDEN) & LOW_BITS
 
 
 def _mixed(numbers: Tensor) -> Tensor:
@@ -85,9 +88,13 @@ def attention_seed(device: torch.device) -> Tensor:
     return _mixed(DRAWS.seed + DRAWS.num_attentions * NEXT_ATTENTION) & LOW_BITS
 
 
+def must_draw_again(dropout_p: float) -> bool:
+    return dropout_p > 0.0 and DRAWS.seed is not None
+
+
 def check_can_draw_again(dropout_p: float) -> None:
     """Where torch's own kernel draws, whose numbers nothing else can draw."""
-    if dropout_p and DRAWS.seed is not None:
+    if must_draw_again(dropout_p):
         raise RuntimeError("the dropout of this attention kernel cannot be drawn again; --attention-dropout 0 needs none")
 
 

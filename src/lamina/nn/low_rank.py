@@ -57,9 +57,10 @@ class LoraLinear(nn.Module):
 
 
 def merged_weight(weight: Tensor, down: Tensor, up: Tensor, blocks: Sequence[bool], scale: float) -> Tensor:
-    """The plain matrix that does the same, rounded once. (O, I)"""
-    thin = zip(down.detach().double().split(up.size(1)), up.detach().double().chunk(sum(blocks)), strict=True)
-    parts = list(weight.detach().double().chunk(len(blocks)))
+    """The plain matrix that does the same, rounded once, where the matrix is: frozen ones may wait on the host. (O, I)"""
+    wide, down, up = (matrix.detach().to(weight.device, torch.float64) for matrix in (weight, down, up))
+    thin = zip(down.split(up.size(1)), up.chunk(sum(blocks)), strict=True)
+    parts = list(wide.chunk(len(blocks)))
     for number, (narrowing, widening) in zip((number for number, block in enumerate(blocks) if block), thin, strict=True):
         parts[number] = parts[number] + scale * (widening @ narrowing)
     return torch.cat(parts).to(weight.dtype)

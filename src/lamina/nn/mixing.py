@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from lamina.errors import CheckpointError, ConfigError
+from lamina.nn.recomputing import computed_again
 from lamina.nn.subset import put, take
 from lamina.packed import Places
 
@@ -125,4 +125,4 @@ def recomputed(function: Callable[..., Any], *inputs: Any) -> Any:
     """The result alone is kept for the gradient: what a mix stacks up on the way is as large as all states together."""
     if not torch.is_grad_enabled():
         return function(*inputs)
-    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return computed_again(function, *inputs)

@@ -143,9 +143,10 @@ def _gradient(ctx: Any, out_grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 packed_attention.register_autograd(_gradient, setup_context=_keep_for_gradient)
 
 
-def _parts(query: Tensor, memory: Tensor | None) -> tuple[Tensor, ...]:
+def _parts(query: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values as views. (N, D), (M, D), (M, D)"""
-    return query.chunk(3, dim=1) if memory is None else (query, *memory.chunk(2, dim=1))
+    query, key, value = query.chunk(3, dim=1) if memory is None else (query, *memory.chunk(2, dim=1))
+    return query, key, value
 
 
 def _sizes(parts: tuple[Tensor, ...]) -> list[int]:

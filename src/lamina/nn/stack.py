@@ -20,12 +20,11 @@ LAMINA_STRICT_CUDA_GRAPHS=1, as in tests, it is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from lamina.nn.attention import CrossAttention, SelfAttention
 from lamina.nn.cache import KeyValues, LayerCache, Turn
@@ -34,6 +33,7 @@ from lamina.nn.embedding import Embedded
 from lamina.nn.feed_forward import FeedForward
 from lamina.nn.layout import AnyLayout, Layout
 from lamina.nn.mixing import Lower, StackMixing, with_lower
+from lamina.nn.recomputing import computed_again
 from lamina.nn.subset import lay_out_part, put, take
 from lamina.packed import Subset
 
@@ -44,6 +44,16 @@ class StackOutput(NamedTuple):
     final: Tensor  # (B, T, D), after the stack's last norm, if it has one
     states: tuple[Tensor | None, ...]  # raw, the stack's input first; None where it is not read
     embedding: Tensor  # (B, T, D), scaled token vectors without positions
+
+
+def split_output(output: StackOutput, sizes: Sequence[int]) -> Iterator[StackOutput]:
+    """Groups of so many rows each."""
+    def parts(tensor: Tensor | None) -> Sequence[Tensor | None]:
+        return [None] * len(sizes) if tensor is None else tensor.split(list(sizes))
+
+    states = zip(*map(parts, output.states), strict=True)
+    for final, own, embedding in zip(parts(output.final), states, parts(output.embedding), strict=True):
+        yield StackOutput(final, own, embedding)  # type: ignore[arg-type]
 
 
 class ActiveLayers(NamedTuple):
@@ -197,7 +207,7 @@ class LayerStack(nn.Module):
 
 def _recomputed(call: LayerCall) -> LayerCall:
     if not DRAWS.is_on:
-        return lambda *arguments: checkpoint(call, *arguments, use_reentrant=False)
+        return lambda *arguments: computed_again(call, *arguments, keeps_generator=True)
 
     # A generator cannot be set back inside a CUDA graph. So each layer draws a seed, and all else it draws follows from that.
     def counted(seed: Tensor, *arguments: Any) -> Any:
@@ -206,7 +216,7 @@ def _recomputed(call: LayerCall) -> LayerCall:
 
     def recomputed(layer: nn.Module, *arguments: Any) -> Any:
         seed = torch.randint(2**62, (1,), device=next(layer.parameters()).device)
-        return checkpoint(counted, seed, layer, *arguments, use_reentrant=False, preserve_rng_state=False)
+        return computed_again(counted, seed, layer, *arguments)
 
     return recomputed
 

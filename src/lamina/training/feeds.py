@@ -13,7 +13,7 @@ import torch
 from lamina.config.batches import BY_LENGTH, BatchConfig
 from lamina.config.train_options import BY_SENTENCE, TrainConfig
 from lamina.data.batching import AnyBatch
-from lamina.data.corpus import Corpus, ParallelCorpus
+from lamina.data.corpus import Corpus
 from lamina.data.feed import Feed
 from lamina.data.layer_subsets import LayerSubsets
 from lamina.errors import DataError
@@ -77,4 +77,4 @@ class Feeds:
     def _feed(self, corpus: Corpus, limits: BatchConfig, *, is_shuffled: bool, is_packed: bool = False,
               subsets: LayerSubsets | None = None) -> Feed:
         return Feed(corpus, seed=self.config.seed, limits=limits, device=self.device, is_shuffled=is_shuffled, subsets=subsets,
-                    max_positions=self.task.max_positions, is_packed=is_packed and isinstance(corpus, ParallelCorpus))
+                    max_positions=self.task.max_positions, is_packed=is_packed)

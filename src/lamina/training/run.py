@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from lamina import console
 from lamina.checkpoint.marks import marks_of
 from lamina.config.train_options import BY_BATCH, BY_SENTENCE, TrainConfig
+from lamina.cuda_graphs.train_pass import COST_OF_EAGER
 from lamina.data.file_guard import FileGuard
 from lamina.data.verify import verify_splits
 from lamina.distributed.ranks import ALONE, Ranks
@@ -60,6 +61,9 @@ from lamina.training.update import Updater
 from lamina.training.utilization import peak_flops, utilization_per_speed
 from lamina.training.validator import Validator
 from lamina.traits import PAIRS
+
+if TYPE_CHECKING:
+    from lamina.distributed.shard_writer import ShardWriter
 
 
 @dataclass(frozen=True)
@@ -111,17 +115,21 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
     if advice := config.model.surface.advice():
         reporter.note(advice)
     packs = is_packed(config, dtype, ranks.device)
+    if ranks.device.type == "cuda" and dtype == torch.float32 and config.precision.packs and not HAS_TRITON:
+        reporter.note("batches are not packed: attention over packed rows of float32 needs Triton and a C compiler (gcc, clang "
+                      f"or CC). Where shapes of batches do not come again, updates are eager. {COST_OF_EAGER}")
     is_sharded = config.ranks.is_sharded and ranks.talks
     with mapped_files() if is_sharded else nullcontext():
         start = starting_point(config, torch.device("cpu") if is_sharded else ranks.device, reporter.note, reporter.warn)
     # A pruned checkpoint decides how deep the model is; from here on this is the configuration, also on disk.
     config = pruned_config(config, None if start is None else start.checkpoint, reporter.note)
-    config = settled(config, start, reporter.note, was_packed=packs and dtype != torch.float32)
+    config = settled(config, start, reporter.note, was_packed=packs and dtype != torch.float32 and config.kind.has(PAIRS))
     criterion = criterion_in_force(config, function, start, reporter.note)
     schedule = _schedule(config)
     task = open_task(config, ranks, reporter)
     feeds = Feeds(task, config, ranks.device, reporter.note, is_packed=packs)
-    keeper = Keeper(config.saving, reporter.note, run_to_be(start, config.saving))
+    run = run_to_be(start, config.saving)
+    keeper = Keeper(config.saving, reporter.note, run, _shard_writer(config, ranks, run, reporter))
     model, weights = _begin(config, task, ranks, dtype, start, feeds, keeper, reporter)
     updater = _updater(config, task, model, dtype, ranks, keeper, reporter, criterion, weights)
     progress = Progress()
@@ -153,7 +161,7 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
 def is_packed(config: TrainConfig, dtype: torch.dtype, device: torch.device) -> bool:
     """Where attention has kernels for it."""
     return (config.precision.packs and device.type == "cuda" and (dtype != torch.float32 or HAS_TRITON)
-            and config.kind.has(PAIRS) and config.batches.max_tokens is not None)
+            and (config.batches.max_tokens is not None or not config.kind.has(PAIRS)))
 
 
 def _schedule(config: TrainConfig) -> Curve:
@@ -167,6 +175,17 @@ def open_task(config: TrainConfig, ranks: Ranks, reporter: Reporter) -> Task:
         verify_splits(task.data_parts(task.folders), (config.data.train_subset, *task.valid_splits), config.data.verify,
                       pair=task.language_pair, note=reporter.note)
     return task
+
+
+def _shard_writer(config: TrainConfig, ranks: Ranks, run: str, reporter: Reporter) -> ShardWriter | None:
+    if not (config.saving.is_on and config.saving.is_sharded):
+        return None
+    if not ranks.talks:
+        reporter.note("--sharded-save has no effect on one rank: its checkpoints are ordinary files")
+        return None
+    from lamina.distributed.shard_writer import ShardWriter  # here, since it takes a second to import
+
+    return ShardWriter(ranks, config.ranks.num_shards(ranks.size), run, 60 * config.ranks.timeout)
 
 
 def _begin(config: TrainConfig, task: Task, ranks: Ranks, dtype: torch.dtype, start: StartingPoint | None, feeds: Feeds,

@@ -32,6 +32,7 @@ from lamina.training.run import is_packed, open_task
 from lamina.training.settled import settled
 from lamina.training.tracking import check_package
 from lamina.training.whole_run import is_for_gpu
+from lamina.traits import PAIRS
 
 GIB = 2**30
 
@@ -112,7 +113,7 @@ def _fill(plan: RunPlan, config: TrainConfig, device: torch.device, dtype: torch
     with _noting(problems):
         start = starting_point(config, torch.device("cpu"), _silent, _silent)
     config = pruned_config(config, None if start is None else start.checkpoint, _silent)
-    config = settled(config, start, _silent, was_packed=packs and dtype != torch.float32)
+    config = settled(config, start, _silent, was_packed=packs and dtype != torch.float32 and config.kind.has(PAIRS))
     criterion = criterion_in_force(config, None, start, _silent)
     task = open_task(config, ALONE, reporter)
     feeds = Feeds(task, config, torch.device("cpu"), _silent, is_packed=packs)
