@@ -31,7 +31,7 @@ COMMANDS = {
     "average": Command("lamina.config.tool_options:AverageConfig", "lamina.commands.average:run",
                        "average the weights of several checkpoints into one"),
     "convert": Command("lamina.config.tool_options:ConvertConfig", "lamina.commands.convert:run",
-                       "turn a model of fairseq, its forks or Hugging Face into a checkpoint of Lamina"),
+                       "turn a model of fairseq, its forks or Hugging Face, or shards, into a checkpoint of Lamina"),
     "export": Command("lamina.config.tool_options:ExportConfig", "lamina.commands.export:run",
                       "write a model for others: safetensors, fairseq or CTranslate2, with a model card"),
     "fold": Command("lamina.config.tool_options:FoldConfig", "lamina.commands.fold:run",

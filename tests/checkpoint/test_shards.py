@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.utils.serialization import config as torch_files
 
+import lamina.checkpoint.format as format_module
 from lamina.checkpoint.format import Checkpoint, load_checkpoint, save_checkpoint
 from lamina.checkpoint.shard_index import INDEX_NAME, read_index
 from lamina.checkpoint.shards import DESCRIPTION_NAME, LazyTensor, is_sharded
@@ -79,6 +80,20 @@ class TestReading:
         shutil.copy(folder / DESCRIPTION_NAME, lonely / "best.pt")
         with pytest.raises(DamageError, match="Its folder belongs to it: copy both, or make one file of them"):
             load_checkpoint(lonely / "best.pt")
+
+    def test_a_run_that_replaces_it_meanwhile_is_read_in_its_place(self, folder, tmp_path, monkeypatch):
+        shutil.copy(folder / DESCRIPTION_NAME, tmp_path / "last.pt")
+        newer = shutil.copytree(folder, tmp_path / "shards-y")
+        describe(newer)
+        whole = format_module.read_shards
+
+        def replace_and_read(path, shards):
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copy(newer / DESCRIPTION_NAME, tmp_path / "last.pt")
+            return whole(path, shards)
+
+        monkeypatch.setattr(format_module, "read_shards", replace_and_read)
+        assert torch.equal(load_checkpoint(tmp_path / "last.pt").weights["table"], WHOLE["weights/table"])
 
     @pytest.mark.parametrize("name", [INDEX_NAME, "__0_0.distcp"])
     def test_damage_is_noticed(self, folder, name):

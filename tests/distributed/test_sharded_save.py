@@ -8,6 +8,7 @@ import torch
 from lamina.checkpoint.format import load_checkpoint
 from lamina.checkpoint.runs import read_mark
 from lamina.cli import main
+from lamina.interop.any_format import load_any
 from rank_work import run_commands
 from tiny import TINY_FLAGS, make_data
 
@@ -45,12 +46,15 @@ def resumed(runs):
     for name in ("two-sharded", "two-replicated", "two-from-hybrid", "one"):
         source = runs / ("hybrid" if name == "two-from-hybrid" else "begun")
         shutil.copytree(source, runs / name)
+    unlike = ("--max-update", "2", "--optimizer", "muon", "--freeze", "encoder.layers.0.*", "--fsdp")
     codes = run_commands(2, [
         train(runs / "data", runs / "two-sharded", *more, *SHARDED),
         train(runs / "data", runs / "two-replicated", *more),
         train(runs / "data", runs / "two-from-hybrid", *more, *SHARDED),
+        train(runs / "data", runs / "unlike-file", *unlike),
+        train(runs / "data", runs / "unlike-sharded", *unlike, "--sharded-save"),
     ], folder)
-    assert codes == [[0] * 3] * 2, (folder / "0.err").read_text()
+    assert codes == [[0] * 5] * 2, (folder / "0.err").read_text()
     assert main(train(runs / "data", runs / "one", "--max-epoch", "2", "--update-freq", "4", *SHARDED)) == 0
     return runs
 
@@ -65,6 +69,13 @@ def same(one, other, *, tolerance=0.0):
         torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
     else:
         assert one == (pytest.approx(other, rel=1e-5) if isinstance(other, float) else other)
+
+
+def test_buffers_that_not_all_parameters_have_and_weights_that_are_frozen(resumed):
+    found, expected = (load_checkpoint(resumed / f"unlike-{kind}" / "checkpoint_last.pt") for kind in ("sharded", "file"))
+    same(found.weights, expected.weights)
+    same(found.training["optimizer"], expected.training["optimizer"])
+    assert len({len(value) for value in found.training["optimizer"].values() if isinstance(value, dict)}) > 1
 
 
 NAMES = ("checkpoint_last.pt", "checkpoint_best.pt", "checkpoint2.pt")
@@ -106,6 +117,44 @@ def test_another_number_of_ranks_resumes(resumed, name):
     assert found.training["progress"]["updates"] == expected.training["progress"]["updates"]
     same(found.weights, expected.weights, tolerance=1e-6)
     same(found.training["optimizer"], expected.training["optimizer"], tolerance=1e-5)
+
+
+def outputs(command, words, place):
+    """What a command says and writes; file names, times and what is kept where are its own."""
+    import io
+    from contextlib import redirect_stdout
+
+    place.mkdir()
+    said = io.StringIO()
+    with redirect_stdout(said):
+        code = main([command, *[word.replace("OUT", str(place / "out.pt")) for word in words]])
+    return code, said.getvalue(), load_checkpoint(place / "out.pt").weights if (place / "out.pt").exists() else {}
+
+
+@pytest.mark.parametrize(("command", "flags"), [
+    ("info", ["MODEL"]),
+    ("generate", ["DATA", "--path", "MODEL", "--gen-subset", "valid", "--beam", "2", "--cpu"]),
+    ("prune", ["MODEL", "--encoder-layers-to-keep", "0,2", "--output", "OUT/out.pt"]),
+    ("average", ["--inputs", "MODEL", "--output", "OUT/out.pt"]),
+    ("export", ["MODEL", "--format", "safetensors", "--output", "OUT/exported"]),
+])
+def test_commands_read_it_by_its_name_and_by_its_folder(runs, tmp_path, capsys, command, flags):
+    folder = runs / "whole" / read_mark(runs / "whole" / "checkpoint_best.pt").shards
+    said = []
+    for number, model in enumerate([runs / "file" / "checkpoint_best.pt", runs / "whole" / "checkpoint_best.pt", folder]):
+        output = tmp_path / str(number)
+        output.mkdir()
+        places = {"MODEL": model, "DATA": runs / "data", "OUT": output}
+        words = [str(output / word[4:]) if word.startswith("OUT/") else str(places.get(word, word)) for word in flags]
+        assert main([command, *words]) == 0, capsys.readouterr().err
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith(("H-", "encoder", "total"))]
+        written = [load_any(path) for path in (output / "out.pt", output / "exported") if path.exists()]
+        said.append((lines, [checkpoint.weights for checkpoint in written]))
+    for found in said[1:]:
+        assert found[0] == said[0][0]
+        for one, other in zip(found[1], said[0][1], strict=True):
+            same(one, other)
+    assert any(map(any, said[0])), "a command that says and writes nothing to compare"
 
 
 def test_one_rank_says_that_it_writes_ordinary_files(resumed):

@@ -271,7 +271,13 @@ def checkpoint_of(content: Any, path: str | Path) -> Checkpoint:
 
 def with_shards(checkpoint: Checkpoint, path: Path) -> Checkpoint:
     """The whole of a checkpoint whose weights and optimizer lie in files of their own."""
-    weights, optimizer = read_shards(path, checkpoint.shards)
+    try:
+        weights, optimizer = read_shards(path, checkpoint.shards)
+    except DamageError:
+        again = read_archive(path)
+        if not isinstance(again, dict) or again.get("shards") == checkpoint.shards:
+            raise
+        return checkpoint_of(again, path)  # a run has replaced it meanwhile, and removed the folder that it named
     training = dict(checkpoint.training)
     if optimizer:
         training[OPTIMIZER] = {**training.get(OPTIMIZER, {}), **optimizer}

@@ -56,7 +56,7 @@ def read_shards(path: Path, shards: Mapping[str, Any]) -> tuple[dict[str, Tensor
 
     Where torch maps files into memory instead of reading them, tensors are read when they are looked at.
     """
-    folder = _folder_of(path, shards["folder"])
+    folder = folder_of(path, shards["folder"])
     for name, expected in shards["files"].items():
         try:
             found = file_hash(folder / name)
@@ -84,7 +84,7 @@ def read_shards(path: Path, shards: Mapping[str, Any]) -> tuple[dict[str, Tensor
     return weights, optimizer
 
 
-def _folder_of(path: Path, name: str) -> Path:
+def folder_of(path: Path, name: str) -> Path:
     """Beside the file, or the file is in it, whatever it is called by now."""
     return path.parent if path.name == DESCRIPTION_NAME and (path.parent / INDEX_NAME).is_file() else path.parent / name
 

@@ -87,9 +87,12 @@ class ShardedWeights(FlatWeights):
 
     def take_rows_(self, other: ShardedWeights) -> None:
         """What the other model computes with, in float32; it is sharded likewise."""
-        assert self.names == other.names, "two models of one shape"
+        assert self._order == other._order, "two models of one shape"
+        rows = dict(zip(other.names, other._rows, strict=True))
         with torch.no_grad():
-            torch._foreach_copy_(self._master_views, other._rows)
+            torch._foreach_copy_(self._master_views, [rows[name] for name in self.names])
+            for name, parameter in self._frozen.items():
+                parameter.to_local().copy_(rows[name])
         self.publish_()
 
     @property
