@@ -120,8 +120,8 @@ class SoftFusion(_Mode):
     def advice(self) -> str:
         if self.dropout:
             return ""
-        return ("the decoder learns little of what the source side explains (--sf-mode soft), and such models end far behind plain "
-                "ones; with --sf-dropout 0.5, which trains the decoder alone on half of the tokens, they end level with them")
+        return ("the decoder learns little of what the source side explains (--sf-mode soft), and such models end far behind "
+                "plain ones; with --sf-dropout 0.5, which trains the decoder alone on half of the tokens, they end level with them")
 
 
 @dataclass(frozen=True, kw_only=True)
