@@ -121,7 +121,7 @@ class SoftFusion(_Mode):
         if self.dropout:
             return ""
         return ("the decoder learns little of what the source side explains (--sf-mode soft), and such models end far behind "
-                "plain ones; with --sf-dropout 0.5, which trains the decoder alone on half of the tokens, they end level with them")
+                "plain ones; --sf-dropout 0.5, which trains the decoder alone on half of the tokens, makes them as good")
 
 
 @dataclass(frozen=True, kw_only=True)
