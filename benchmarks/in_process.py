@@ -12,11 +12,18 @@ import torch
 from lamina.config.parser import parse, resolve
 from lamina.config.train_options import TrainConfig
 from lamina.data.feed import Share
+from lamina.distributed.ranks import ALONE, Ranks
 from lamina.training.compute_type import products_of_float32
 from lamina.training.loop import run_updates
 from lamina.training.run import open_run
+from lamina.training.whole_run import is_for_gpu
 
 WARM_UP = 6  # updates: on a GPU they are captured by then
+
+
+def alone_on_its_device(config: TrainConfig) -> Ranks:
+    """Where the command would run; open_run itself stays on the CPU."""
+    return Ranks(device=torch.device("cuda", 0)) if is_for_gpu(config) else ALONE
 
 
 class TrainingInTurns:
@@ -31,7 +38,8 @@ class TrainingInTurns:
         self.tokens: list[float] = []  # targets of an update, likewise
         before = _memory_in_use()
         given, _ = parse("lamina train", TrainConfig, "", [*words, "--log-format", "none", "--no-save", "--disable-validation"])
-        self.run = open_run(resolve(TrainConfig, given))
+        config = resolve(TrainConfig, given)
+        self.run = open_run(config, alone_on_its_device(config))
         self._updates = self._train()
         self.warm_up = self._go_on(WARM_UP)[0]
         self.peak = 0.0 if not torch.cuda.is_available() else (torch.cuda.max_memory_allocated() - before) / 2**30

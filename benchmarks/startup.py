@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="begin without what torch.compile and Triton have cached before")
     parser.add_argument("--json", metavar="FILE", help="write the rows there too")
     parser.add_argument("extra", nargs="*", help="further options for the command, after --")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     rows = rows_of({"command": "import torch"}, import_torch, options.rounds, is_cold=False)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

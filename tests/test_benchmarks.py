@@ -77,6 +77,18 @@ def test_train_measures_the_command(runs, monkeypatch, tmp_path, capsys):
     assert "--technique plain,layerdrop-0.5" in found["command"]
 
 
+def test_a_run_in_this_process_is_where_the_command_would_be(runs, monkeypatch):
+    import torch
+    from in_process import alone_on_its_device
+
+    from lamina.config.parser import resolve
+    from lamina.config.train_options import TrainConfig
+
+    for has_gpu, flags, device in ((True, {}, "cuda"), (True, {"cpu": True}, "cpu"), (False, {}, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        assert alone_on_its_device(resolve(TrainConfig, {"data": "data", "max-tokens": 64, **flags})).device.type == device
+
+
 def test_runs_take_turns(runs, monkeypatch, tmp_path, capsys):
     flags = ("--technique", "plain,fusion", "--together", "--rounds", "2", "--", "--cpu")
     found = run_script(monkeypatch, tmp_path, "train", *flags)
@@ -191,7 +203,8 @@ def test_runs_take_turns_captured_and_eager(monkeypatch, tmp_path):
 
 def startup(monkeypatch, tmp_path, *flags):
     monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setattr(sys, "argv", ["startup.py", *flags, "--rounds", "1", "--json", str(tmp_path / "rows.json"), "--", "--cpu"])
+    monkeypatch.setattr(sys, "argv", ["startup.py", *flags, "--rounds", "1", "--json", str(tmp_path / "rows.json"), "--",
+                                      "--cpu"])
     runpy.run_path(str(FOLDER / "startup.py"), run_name="__main__")
     first, *others = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert first["command"] == "import torch"

@@ -74,8 +74,8 @@ def packed_attention(query: Tensor, memory: Tensor | None, query_sentences: Tens
     parts = _parts(query, memory)
     seed = attention_seed(query.device) if dropout_p else query.new_zeros(1, dtype=torch.int64)
     if not _has_kernels(query.device, query.dtype, parts[0].size(1) // num_heads, is_causal, dropout_p):
-        out, normaliser = dense_attention.forward(*parts, query_sentences, key_sentences, seed, num_heads, is_causal, dropout_p)
-        return out, normaliser, seed
+        out = dense_attention.forward(*parts, query_sentences, key_sentences, seed, num_heads, is_causal, dropout_p)
+        return out, query.new_empty(num_heads, len(query), dtype=torch.float32), seed
     from lamina.nn import packed_kernels as kernels
 
     out = query.new_empty(len(query), parts[0].size(1))
@@ -89,8 +89,7 @@ def packed_attention(query: Tensor, memory: Tensor | None, query_sentences: Tens
 def _(query: Tensor, memory: Tensor | None, query_sentences: Tensor, query_bounds: Tensor, key_sentences: Tensor,
       key_bounds: Tensor, num_heads: int, is_causal: bool, dropout_p: float) -> tuple[Tensor, Tensor, Tensor]:
     return (query.new_empty(len(query), query.size(1) // (3 if memory is None else 1)),
-            query.new_empty(num_heads, len(query), dtype=torch.promote_types(query.dtype, torch.float32)),
-            query.new_empty(1, dtype=torch.int64))
+            query.new_empty(num_heads, len(query), dtype=torch.float32), query.new_empty(1, dtype=torch.int64))
 
 
 @torch.library.custom_op("lamina::packed_attention_backward", mutates_args=())
@@ -104,8 +103,8 @@ def packed_attention_backward(out_grad: Tensor, query: Tensor, memory: Tensor | 
     memory_grad = query.new_empty(0) if memory is None else torch.empty(memory.shape, dtype=query.dtype, device=query.device)
     grads = _parts(query_grad, None if memory is None else memory_grad)
     if not _has_kernels(query.device, query.dtype, parts[0].size(1) // num_heads, is_causal, dropout_p):
-        dense_attention.backward_(out_grad, *parts, out, normaliser, *grads, query_sentences, key_sentences, seed, num_heads,
-                                  is_causal, dropout_p)
+        dense_attention.backward_(out_grad, *parts, out, *grads, query_sentences, key_sentences, seed, num_heads, is_causal,
+                                  dropout_p)
         return query_grad, memory_grad
     from lamina.nn import packed_kernels as kernels
 
