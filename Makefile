@@ -74,7 +74,7 @@ bench: $(VENV)/.installed  ## a quick round of every benchmark on made-up data (
 	$(BIN)/python benchmarks/decode.py --batch-size 32 --sentences 64 --rounds 1
 	$(BIN)/python benchmarks/cpu.py train --arch tiny --max-tokens 256 --vocabulary 2000 --rounds 2
 	$(BIN)/python benchmarks/cpu.py decode --arch tiny --sentences 32 --rounds 1
-	$(BIN)/python benchmarks/startup.py --lines 10000 --repeat 1
+	$(BIN)/python benchmarks/startup.py --lines 10000 --rounds 1
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache build dist src/*.egg-info

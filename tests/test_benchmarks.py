@@ -201,14 +201,27 @@ def test_runs_take_turns_captured_and_eager(monkeypatch, tmp_path):
     assert all(row["captured, targets/s"] > 0 and row["eager, targets/s"] > 0 for row in rows)
 
 
-def test_the_first_update_of_a_folder(monkeypatch, tmp_path):
+def startup(monkeypatch, tmp_path, *flags):
     monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setattr(sys, "argv", ["startup.py", "--lines", "200", "--repeat", "1", "--json", str(tmp_path / "rows.json")])
+    monkeypatch.setattr(sys, "argv", ["startup.py", *flags, "--rounds", "1", "--json", str(tmp_path / "rows.json"), "--",
+                                      "--cpu"])
     runpy.run_path(str(FOLDER / "startup.py"), run_name="__main__")
-    (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert row["lines"] == 200
-    assert 0 < row["first update s"] < 60
-    assert 50 < row["peak RSS MiB"] < 4000
+    first, *others = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert first["command"] == "import torch"
+    assert all(0 < row["seconds"] <= row["slowest"] for row in (first, *others))
+    return others
+
+
+def test_the_first_update_of_a_folder(monkeypatch, tmp_path):
+    rows = startup(monkeypatch, tmp_path, "train", "--lines", "200", "--cold")
+    assert [row["caches"] for row in rows] == ["nothing cached", "cached"]
+    assert [row["lines"] for row in rows] == [200, 200]
+    assert all(50 < row["peak RSS MiB"] < 4000 for row in rows)
+
+
+def test_a_translation_from_command_to_exit(monkeypatch, tmp_path):
+    (row,) = startup(monkeypatch, tmp_path, "generate", "--sentences", "8")
+    assert 0 < row["search s"] < row["seconds"]
 
 
 def test_a_server_under_load(monkeypatch, tmp_path, capsys):

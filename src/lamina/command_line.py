@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from lamina import console, provenance
 from lamina.errors import AlreadyToldError, ConfigError, LaminaError, StopSignal
+from lamina.garbage import no_garbage_collection
 
 
 class Command(NamedTuple):
@@ -176,6 +177,8 @@ def execute(words: list[str]) -> int:
     for notice in [*notices, *([missing_notice(missing)] if missing else [])]:
         say(notice)
     provenance.begin_command(words)
-    load(command.run)(config)  # type: ignore[operator]
+    with no_garbage_collection():
+        run = load(command.run)
+    run(config)  # type: ignore[operator]
     return 0
 

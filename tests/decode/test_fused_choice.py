@@ -103,6 +103,8 @@ def test_searches_that_choose_otherwise_are_torchs(monkeypatch):
             return log_probs.size(dim)
 
     monkeypatch.setattr(fused_choice, "HAS_TRITON", True)
+    assert not can_fuse(Slots(config), OnGpu())
+    monkeypatch.setenv(fused_choice.SWITCH, "1")
     assert can_fuse(Slots(config), OnGpu())
     assert not can_fuse(Slots(config), log_probs)
     assert not can_fuse(Slots(config, constraints=object()), OnGpu())

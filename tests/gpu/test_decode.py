@@ -13,6 +13,7 @@ from lamina.config.search_options import SearchConfig
 from lamina.cuda_graphs.recorder import Recorder
 from lamina.decode import beam_step, scheduler
 from lamina.decode.batched_search import search_rows
+from lamina.decode.fused_choice import SWITCH
 from lamina.decode.search import Search
 from lamina.models.build import build_model
 from lamina.nn.layout import HAS_TRITON
@@ -94,6 +95,7 @@ def test_fused_choices_are_those_of_torch(beam, vocab, monkeypatch):
     # In float32: of equal scores, which half precision has many of, torch takes any.
     model = build_model(tiny_config(share_all=False), vocab, vocab).eval().cuda()
     config = SearchConfig(beam=beam, nbest=beam, max_length_offset=40)
+    monkeypatch.setenv(SWITCH, "1")
     calls, real = [], beam_step.choose_
     monkeypatch.setattr(beam_step, "choose_", lambda *given: calls.append(given) or real(*given))
     ours = found_by(Search([model], config), sources(), "cuda")

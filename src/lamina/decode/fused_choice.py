@@ -2,12 +2,16 @@
 
 Written with torch, choosing takes seventy kernels, which is more than a small model's step has. What is found is the same, but
 for equal scores, of which the lowest beam's lowest token comes first here, and torch says nothing.
+
+They have run in Triton's interpreter and been compiled for Hopper GPUs, but not run on a GPU yet. Until then
+LAMINA_FUSED_CHOICE=1 turns them on.
 """
 
 # B slots, K beams, V vocabulary, M candidates, N blocks of the vocabulary
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +23,7 @@ from lamina.nn.layout import HAS_TRITON
 if TYPE_CHECKING:
     from lamina.decode.beam_step import BeamStep
 
+SWITCH = "LAMINA_FUSED_CHOICE"
 # Words of the vocabulary that one program looks at, and candidates of a slot that one can hold.
 BLOCK = 1024
 MOST_FOUND = 2**14
@@ -29,9 +34,10 @@ MOST_BEAMS = 16
 def can_fuse(slots: BeamStep, log_probs: Tensor) -> bool:
     """Whether the kernels know this kind of search."""
     vocab = log_probs.size(2)
-    return (log_probs.is_cuda and HAS_TRITON and slots.search.strategy is most_likely and slots.constraints is None
-            and log_probs.dtype == torch.float32 and slots.config.beam <= MOST_BEAMS
-            and vocab >= CANDIDATES_PER_BEAM * slots.config.beam and _num_found(slots.config.beam, vocab) <= MOST_FOUND)
+    return (log_probs.is_cuda and HAS_TRITON and os.environ.get(SWITCH) == "1"
+            and slots.search.strategy is most_likely and slots.constraints is None and log_probs.dtype == torch.float32
+            and slots.config.beam <= MOST_BEAMS and vocab >= CANDIDATES_PER_BEAM * slots.config.beam
+            and _num_found(slots.config.beam, vocab) <= MOST_FOUND)
 
 
 def choose_(slots: BeamStep, log_probs: Tensor, steps: Tensor) -> Candidates:
