@@ -157,8 +157,8 @@ def test_mixed_batches_are_those_of_packed_rows(corpus):
 
 
 def packed_feed_of(corpus, **limits):
-    return Feed(corpus, seed=1, limits=BatchConfig(**{"order": "mixed", "max_tokens": None, "multiple": 1} | limits), device=CPU,
-                max_positions=(64, 64), is_shuffled=True, is_packed=True)
+    own = BatchConfig(**{"order": "mixed", "max_tokens": None, "multiple": 1} | limits)
+    return Feed(corpus, seed=1, limits=own, device=CPU, max_positions=(64, 64), is_shuffled=True, is_packed=True)
 
 
 def test_rows_of_so_many_sentences_have_one_shape_too(corpus):
