@@ -68,12 +68,13 @@ bench: $(VENV)/.installed  ## a quick round of every benchmark on made-up data (
 	$(BIN)/python benchmarks/memory.py $(QUICK)
 	$(BIN)/python benchmarks/depth.py $(QUICK) --layers 2-2,6-6
 	$(BIN)/python benchmarks/scaling.py $(QUICK) --max-tokens 256,1024
-	$(BIN)/python benchmarks/layerdrop.py --layers 6 --width 64 --max-tokens 256 --updates 10
+	$(BIN)/python benchmarks/layerdrop.py --layers 6 --width 64 --max-tokens 256 --pairs 2000 --rounds 2
+	$(BIN)/python benchmarks/captured.py --layers 2 --width 64 --max-tokens 256 --lines 2000 --rounds 2
 	$(BIN)/python benchmarks/fusion.py --arch tiny --vocabulary 2000 --max-tokens 256 --batch-size 4 --rounds 2
 	$(BIN)/python benchmarks/decode.py --batch-size 32 --sentences 64 --rounds 1
 	$(BIN)/python benchmarks/cpu.py train --arch tiny --max-tokens 256 --vocabulary 2000 --rounds 2
 	$(BIN)/python benchmarks/cpu.py decode --arch tiny --sentences 32 --rounds 1
-	$(BIN)/python benchmarks/startup.py --lines 10000 --repeat 1
+	$(BIN)/python benchmarks/startup.py --lines 10000 --rounds 1
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache build dist src/*.egg-info

@@ -12,94 +12,35 @@ that of a run's first updates, above what was there before. Flags after -- go to
 from __future__ import annotations
 
 import argparse
-import gc
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from in_process import WARM_UP, TrainingInTurns, told
 from made_up import write_folder
 from table import machine, show
 
-from lamina.config.parser import parse, resolve
-from lamina.config.train_options import TrainConfig
-from lamina.data.feed import Share
 from lamina.threads import settle_threads
-from lamina.training.loop import run_updates
-from lamina.training.run import open_run
 
 # Layers, width, batches and vocabulary where nothing else is asked for.
 DEFAULTS = {"cuda": {"layers": 18, "width": 512, "max_tokens": "16384,4096", "vocabulary": 10_000, "rounds": 6, "turn": 10},
             "cpu": {"layers": 12, "width": 256, "max_tokens": "1024", "vocabulary": 4_096, "rounds": 8, "turn": 2}}
-WARM_UP = 6  # updates: on a GPU they are captured by then
 FLAGS = ("--arch transformer --share-all-embeddings --encoder-normalize-before --decoder-normalize-before --dropout 0.1 "
-         "--criterion label_smoothed_cross_entropy --label-smoothing 0.1 --lr 1e-5 --clip-norm 1.0 --log-format none "
-         "--no-save --disable-validation").split()
+         "--criterion label_smoothed_cross_entropy --label-smoothing 0.1 --lr 1e-5 --clip-norm 1.0").split()
 
 
-class Case:
-    """A run at one rate, and what it took."""
+class Case(TrainingInTurns):
+    """A run at one rate."""
 
     def __init__(self, data: str, rate: float, flags: list[str]) -> None:
-        self.rate, self.seconds = rate, []  # of each turn
-        before = _memory_in_use()
+        self.rate = rate
         drop = ["--encoder-layerdrop", str(rate), "--decoder-layerdrop", str(rate)] if rate else []
-        given, _ = parse("lamina train", TrainConfig, "", [data, "-s", "de", "-t", "en", *FLAGS, *drop, *flags])
-        self.run = open_run(resolve(TrainConfig, given))
-        self._updates = self._train()
-        started = time.perf_counter()
-        for _ in range(WARM_UP):
-            next(self._updates)
-        _wait()
-        self.warm_up = time.perf_counter() - started
-        self.peak = 0.0 if not torch.cuda.is_available() else (torch.cuda.max_memory_allocated() - before) / 2**30
-
-    def _shares(self) -> Iterator[Share]:
-        progress = self.run.progress
-        while True:
-            feed = self.run.feeds.train(progress.epoch)
-            self.run.reporter.begin_epoch(len(feed.plan(progress.epoch)))
-            yield from feed.shares(progress.epoch, 0, 1)
-            progress.begin_epoch(progress.epoch + 1)
-
-    def _train(self) -> Iterator[None]:
-        run = self.run
-        yield from run_updates(run.updater, run.schedule, self._shares(), run.progress, run.watch, run.config.seed,
-                               run.layer_drop)
-
-    def take_turn(self, number: int) -> None:
-        clock = time.perf_counter if torch.cuda.is_available() else time.process_time
-        started = clock()
-        for _ in range(number):
-            next(self._updates)
-        _wait()
-        self.seconds.append((clock() - started) / number)
-
-
-def _memory_in_use() -> int:
-    if not torch.cuda.is_available():
-        return 0
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_allocated()
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def told(text: str) -> None:
-    """At once: a run that is cut short has said how far it came."""
-    print(text, file=sys.stderr, flush=True)
+        super().__init__([data, "-s", "de", "-t", "en", *FLAGS, *drop, *flags])
 
 
 def measure(data: str, options: argparse.Namespace, max_tokens: int) -> list[dict[str, Any]]:

@@ -37,6 +37,29 @@ def write_folder(folder: Path, num_pairs: int = 29_000, vocabulary_size: int = 1
     return folder
 
 
+def write_texts(folder: Path, num_lines: int, vocabulary_size: int = 10_000, seed: int = 1, mean: float = 25.0) -> Path:
+    """Sentences of lengths like those of running text, for language models; and under task/ with one of two labels each."""
+    random = np.random.default_rng(seed)
+    words = [f"w{number}" for number in range(vocabulary_size - FIRST_WORD_ID)]
+    labels = Vocabulary(["no", "yes"], [1, 1])
+    for part in (folder, folder / "task" / "input0"):
+        part.mkdir(parents=True, exist_ok=True)
+        Vocabulary(words, [1] * len(words)).save(part / "dict.txt")
+    (folder / "task" / "label").mkdir(exist_ok=True)
+    labels.save(folder / "task" / "label" / "dict.txt")
+    for split, number in (("train", num_lines), ("valid", min(200, num_lines))):
+        lengths = np.clip(random.gamma(4.0, mean / 4.0, number), 3, 120).astype(int)
+        with (BinaryWriter(folder / split, vocabulary_size) as text,
+              BinaryWriter(folder / "task" / "input0" / split, vocabulary_size) as inputs,
+              BinaryWriter(folder / "task" / "label" / split, len(labels)) as answers):
+            for length in lengths.tolist():
+                ids = np.append(random.zipf(1.3, length) % len(words) + FIRST_WORD_ID, EOS)
+                text.write(ids)
+                inputs.write(ids)
+                answers.write(np.array([FIRST_WORD_ID + random.integers(2), EOS]))
+    return folder
+
+
 def made_up_checkpoint(arch: str, dictionary: str, size: int) -> Checkpoint:
     torch.manual_seed(1)
     config = register.arch[arch]()

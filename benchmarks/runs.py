@@ -3,7 +3,8 @@
 Each run is a process of its own, so that its peak memory is its own, and is stopped when enough has been measured. The time to
 its first line, in which the model is built, compiled and recorded, is its warm-up; so is the time of later lines during which
 something was recorded. Speed is that of all other lines. Cases take turns, round by round, and the best round counts: what else
-the machine does hits all of them alike, and the spread of the rounds shows it.
+the machine does hits all of them alike, and the spread of the rounds shows it. With --together the runs start at once and wait,
+stopped, for their turns (turns.py).
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -37,15 +38,27 @@ def _layer_drop(rate: str) -> tuple[str, ...]:
     return ("--encoder-layerdrop", rate, "--decoder-layerdrop", rate)
 
 
+PRE_LN = ("--encoder-normalize-before", "--decoder-normalize-before")
 # What a model learns with, then what it is computed with.
 TECHNIQUES: dict[str, tuple[str, ...]] = {
     "plain": (),
+    "pre-ln": PRE_LN,
     "admin": ADMIN,
+    "keel": ("--init-type", "keel"),
+    "b2t": ("--init-type", "b2t"),
+    "layernorm-scaling": (*PRE_LN, "--init-type", "layernorm-scaling"),
     "fusion": FUSION,
+    "transparent": ("--transparent-attention",),
+    "denseformer": ("--mixing", "denseformer"),
+    "value-residual": ("--mixing", "value-residual"),
+    "lime": ("--mixing", "lime"),
+    "attention-residuals": (*PRE_LN, "--mixing", "attention-residuals"),
+    "attention-residuals-blocks": (*PRE_LN, "--mixing", "attention-residuals", "--attnres-blocks", "3"),
     "layerdrop-0.2": _layer_drop("0.2"),
     "layerdrop-0.5": _layer_drop("0.5"),
     "all": (*ADMIN, *FUSION, *_layer_drop("0.2")),
     "recomputed": ("--checkpoint-activations",),
+    "recomputed-eager": ("--checkpoint-activations", "--no-cuda-graphs"),
     "uncompiled": ("--no-compile",),
     "unrecorded": ("--no-cuda-graphs",),
     "padded": ("--no-pack", "--batch-order", "length"),
@@ -170,16 +183,28 @@ class Rounds:
                 **({"again": last} if len(self.logs) > 1 else {})}
 
 
-def measure(data: str, case: Case, seconds: float, extra: Sequence[str] = ()) -> Log:
-    """One run. Its learning rate is too low to diverge, however deep the model: speed does not depend on it."""
+def start(data: str, case: Case, extra: Sequence[str], errors: IO[str]) -> subprocess.Popen[str]:
+    """A run that tells its updates as JSON. Its learning rate is too low to diverge, however deep the model: speed does not
+    depend on it."""
     command = [sys.executable, "-m", "lamina", "train", data, "--share-all-embeddings",
                "--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1", "--optimizer", "adam",
                "--adam-betas", "(0.9, 0.98)", "--lr", "1e-5", "--log-interval", str(INTERVAL), "--log-format", "json",
                "--no-save", "--disable-validation", *case.flags, *extra]
-    log, started, is_enough = Log(), time.perf_counter(), False
     environment = {**os.environ, "LAMINA_ALWAYS_A_GROUP": "1" if case.technique in GROUPED else "0"}
-    with (tempfile.TemporaryFile("w+") as errors,
-          subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process):
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+
+
+def why_it_ended(process: subprocess.Popen[str], errors: IO[str]) -> str:
+    if not process.returncode:
+        return "it ended before anything was measured: leave --max-update out, or raise it"
+    errors.seek(0)
+    return errors.read().strip().rpartition("\n")[2] or f"exit code {process.returncode}"
+
+
+def measure(data: str, case: Case, seconds: float, extra: Sequence[str] = ()) -> Log:
+    """One run, which has the machine for itself."""
+    log, started, is_enough = Log(), time.perf_counter(), False
+    with tempfile.TemporaryFile("w+") as errors, start(data, case, extra, errors) as process:
         try:
             for line in process.stdout or ():
                 if line.startswith("{") and not is_enough:
@@ -191,12 +216,9 @@ def measure(data: str, case: Case, seconds: float, extra: Sequence[str] = ()) ->
             process.kill()  # it has no end of its own
             raise
         process.wait()
-        errors.seek(0)
-        said = errors.read()
-    if not is_enough and process.returncode:
-        raise RunError(said.strip().rpartition("\n")[2] or f"exit code {process.returncode}")
-    if not log.updates:
-        raise RunError("it ended before anything was measured: leave --max-update out, or raise it")
+        why = why_it_ended(process, errors)
+    if (not is_enough and process.returncode) or not log.updates:
+        raise RunError(why)
     return log
 
 
@@ -211,11 +233,9 @@ def measure_all(options: argparse.Namespace) -> list[Rounds]:
         extra = [*options.extra, "--save-dir", str(Path(temporary) / "checkpoints")]
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            for _, case in product(range(options.rounds), cases):
-                try:
-                    log = measure(folders[case.vocabulary], case, options.seconds, extra)
-                except RunError as error:
-                    print(f"{case}: failed: {error}", file=sys.stderr)
+            for case, log in (_in_turns if options.together else _one_by_one)(cases, folders, options, extra):
+                if isinstance(log, RunError):
+                    print(f"{case}: failed: {log}", file=sys.stderr)
                     continue
                 rounds.setdefault(case, Rounds(case)).logs.append(log)
                 print(f"{case}: {log.tokens / log.seconds:,.0f} target tokens/s, {log.peak_gib:.2f} GiB, warm-up "
@@ -227,6 +247,32 @@ def measure_all(options: argparse.Namespace) -> list[Rounds]:
     if not rounds:
         sys.exit("no run worked")
     return list(rounds.values())
+
+
+Measured = Iterator[tuple[Case, Log | RunError]]
+
+
+def _one_by_one(cases: Sequence[Case], folders: dict[int, str], options: argparse.Namespace, extra: Sequence[str]) -> Measured:
+    for _, case in product(range(options.rounds), cases):
+        try:
+            yield case, measure(folders[case.vocabulary], case, options.seconds, extra)
+        except RunError as error:
+            yield case, error
+
+
+def _in_turns(cases: Sequence[Case], folders: dict[int, str], options: argparse.Namespace, extra: Sequence[str]) -> Measured:
+    from turns import Waiting
+
+    with ExitStack() as stack:
+        runs = [stack.enter_context(Waiting(folders[case.vocabulary], case, extra)) for case in cases]
+        for run in runs:
+            run.wait_until_warm()
+        for number, run in product(range(options.rounds), runs):
+            if run.error is None:
+                log = run.turn(options.seconds)
+                yield run.case, log if run.error is None else run.error
+            elif number == 0:
+                yield run.case, run.error
 
 
 @contextmanager
@@ -287,6 +333,8 @@ def new_parser(text: str | None, *, technique: str = "plain", max_tokens: str = 
     parser.add_argument("--seconds", type=float, default=seconds, help="to measure in each run, after its warm-up (default: "
                                                                        f"{seconds:g})")
     parser.add_argument("--rounds", type=int, default=rounds, help=f"of which the best counts (default: {rounds})")
+    parser.add_argument("--together", action="store_true", help="start all runs at once, and let them take turns when all are "
+                                                                "warm: far sooner done; warm-up times mean nothing then")
     parser.add_argument("--cold", action="store_true", help="begin without what torch.compile has cached before")
     parser.add_argument("--json", metavar="FILE", help="write the rows there too")
     parser.add_argument("extra", nargs="*", help="further options for train, after --")

@@ -343,21 +343,22 @@ class Chaos:
             row.survived += is_kept and own == list(range(lengths[1] - 4, lengths[1] + 1, 2))
         return row
 
-    def kill_ranks(self, number: int) -> Row:
+    def kill_ranks(self, number: int, *flags: str) -> Row:
         """The launcher starts two ranks, one of them is killed, and it starts both again, three times at most."""
-        row = Row("one of two ranks killed")
-        with self._two_ranks("ranks") as no_garbage_collection:
-            assert no_garbage_collection.wait(HANGS_AFTER) == 0, self._end_of_log("ranks")
-        with self._two_ranks("torn") as run:
+        row = Row(" ".join(["one of two ranks killed", *flags]))
+        whole, torn = ("-".join([name, *flags]) for name in ("ranks", "torn"))
+        with self._two_ranks(whole, *flags) as no_garbage_collection:
+            assert no_garbage_collection.wait(HANGS_AFTER) == 0, self._end_of_log(whole)
+        with self._two_ranks(torn, *flags) as run:
             for kill in range(1, number + 1):
-                self._wait_for_update(kill * self.max_update // (number + 2), run, "torn")
+                self._wait_for_update(kill * self.max_update // (number + 2), run, torn)
                 while len(ranks := ranks_of(run.pid)) < 2:
-                    assert run.poll() is None, self._end_of_log("torn")
+                    assert run.poll() is None, self._end_of_log(torn)
                     time.sleep(0.05)
                 os.kill(self.random.choice(ranks), signal.SIGKILL)
                 row.injected += 1
-            assert run.wait(HANGS_AFTER) == 0, self._end_of_log("torn")
-        row.survived = number * self._are_equal("ranks", "torn")
+            assert run.wait(HANGS_AFTER) == 0, self._end_of_log(torn)
+        row.survived = number * self._are_equal(whole, torn)
         row.lost = number  # at most: a checkpoint every second update
         row.remark = "started again by the launcher"
         return row
@@ -697,6 +698,7 @@ def faults_of(chaos: Chaos) -> dict[str, Callable[[], Row]]:
         "damage": lambda: chaos.corrupt(200, 10),
         "second phase": lambda: chaos.begin_again(20),
         "killed ranks": lambda: chaos.kill_ranks(3),
+        "killed ranks that save shards": lambda: chaos.kill_ranks(3, "--fsdp", "--sharded-save"),
         **{f"group signal {kind}": partial(chaos.signal_group, kind, 20) for kind in GROUP_SIGNALS},
         **{f"lost log {kind}": partial(chaos.lose_log, kind, 14, 6) for kind in LOST_LOGS},
         "shared folder": lambda: chaos.share_folder(20),

@@ -19,6 +19,7 @@ LAYERS = """
     __version__
     errors
     files
+    garbage
     console
     provenance
     threads

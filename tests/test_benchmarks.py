@@ -77,6 +77,37 @@ def test_train_measures_the_command(runs, monkeypatch, tmp_path, capsys):
     assert "--technique plain,layerdrop-0.5" in found["command"]
 
 
+def test_a_run_in_this_process_is_where_the_command_would_be(runs, monkeypatch):
+    import torch
+    from in_process import alone_on_its_device
+
+    from lamina.config.parser import resolve
+    from lamina.config.train_options import TrainConfig
+
+    for has_gpu, flags, device in ((True, {}, "cuda"), (True, {"cpu": True}, "cpu"), (False, {}, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        assert alone_on_its_device(resolve(TrainConfig, {"data": "data", "max-tokens": 64, **flags})).device.type == device
+
+
+def test_runs_take_turns(runs, monkeypatch, tmp_path, capsys):
+    flags = ("--technique", "plain,fusion", "--together", "--rounds", "2", "--", "--cpu")
+    found = run_script(monkeypatch, tmp_path, "train", *flags)
+    plain, fused = found["rows"]
+    assert fused["time, of plain"] == pytest.approx(plain["updates/s"] / fused["updates/s"])
+    assert min(row["spread %"] for row in found["rows"]) >= 0
+    told = [line.split(":")[0] for line in capsys.readouterr().err.splitlines() if "target tokens/s" in line]
+    assert told == ["tiny 128 tokens fp32 plain", "tiny 128 tokens fp32 fusion"] * 2
+
+
+def test_a_run_that_ends_before_its_turn_is_told(runs, monkeypatch, tmp_path, capsys):
+    flags = ("--technique", "plain", "--together", "--rounds", "2", "--", "--cpu")
+    with pytest.raises(SystemExit, match="no run worked"):
+        run_script(monkeypatch, tmp_path, "train", *flags, "--max-update", "2")
+    with pytest.raises(SystemExit, match="no run worked"):
+        run_script(monkeypatch, tmp_path, "train", *flags, "--lr-scheduler", "unheard-of")
+    assert "unheard-of" in capsys.readouterr().err
+
+
 def test_what_was_measured_before_a_signal_is_kept(runs, monkeypatch, tmp_path, capsys):
     found = [runs.Log(updates=10, tokens=1000.0, seconds=1.0, warm_up=1.0)]
 
@@ -159,14 +190,38 @@ def test_a_processor_beside_others(monkeypatch, tmp_path):
     assert found["Lamina int8"]["best of ours / best of theirs"] == pytest.approx(theirs / found["Lamina int8"]["seconds"])
 
 
-def test_the_first_update_of_a_folder(monkeypatch, tmp_path):
+def test_runs_take_turns_captured_and_eager(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setattr(sys, "argv", ["startup.py", "--lines", "200", "--repeat", "1", "--json", str(tmp_path / "rows.json")])
+    size = ("--layers", "1", "--width", "16", "--max-tokens", "256", "--lines", "100", "--rounds", "1", "--turn", "1")
+    monkeypatch.setattr(sys, "argv", ["captured.py", *size, "--json", str(tmp_path / "rows.json"), "--", "--cpu"])
+    runpy.run_path(str(FOLDER / "captured.py"), run_name="__main__")
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["case"] for row in rows] == ["bf16", "fp32", "tf32", "recomputed", "adaptive", "sentences", "masked",
+                                             "masked-blocks", "masked-fp32", "classes"]
+    assert all(row["captured, targets/s"] > 0 and row["eager, targets/s"] > 0 for row in rows)
+
+
+def startup(monkeypatch, tmp_path, *flags):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setattr(sys, "argv", ["startup.py", *flags, "--rounds", "1", "--json", str(tmp_path / "rows.json"), "--",
+                                      "--cpu"])
     runpy.run_path(str(FOLDER / "startup.py"), run_name="__main__")
-    (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert row["lines"] == 200
-    assert 0 < row["first update s"] < 60
-    assert 50 < row["peak RSS MiB"] < 4000
+    first, *others = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert first["command"] == "import torch"
+    assert all(0 < row["seconds"] <= row["slowest"] for row in (first, *others))
+    return others
+
+
+def test_the_first_update_of_a_folder(monkeypatch, tmp_path):
+    rows = startup(monkeypatch, tmp_path, "train", "--lines", "200", "--cold")
+    assert [row["caches"] for row in rows] == ["nothing cached", "cached"]
+    assert [row["lines"] for row in rows] == [200, 200]
+    assert all(50 < row["peak RSS MiB"] < 4000 for row in rows)
+
+
+def test_a_translation_from_command_to_exit(monkeypatch, tmp_path):
+    (row,) = startup(monkeypatch, tmp_path, "generate", "--sentences", "8")
+    assert 0 < row["search s"] < row["seconds"]
 
 
 def test_a_server_under_load(monkeypatch, tmp_path, capsys):

@@ -2,6 +2,6 @@
 
 import sys
 
-from lamina.cli import main
+from lamina.cli import run
 
-sys.exit(main())
+sys.exit(run())

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 
 from lamina import console
 from lamina.command_line import execute, guarded
+from lamina.garbage import leave_garbage
 from lamina.threads import settle_threads
+
+
+def run() -> int:
+    """`main` as a process of its own."""
+    try:
+        return main()
+    finally:
+        leave_garbage()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from lamina import console, provenance
 from lamina.errors import AlreadyToldError, ConfigError, LaminaError, StopSignal
+from lamina.garbage import no_garbage_collection
 
 
 class Command(NamedTuple):
@@ -31,7 +32,7 @@ COMMANDS = {
     "average": Command("lamina.config.tool_options:AverageConfig", "lamina.commands.average:run",
                        "average the weights of several checkpoints into one"),
     "convert": Command("lamina.config.tool_options:ConvertConfig", "lamina.commands.convert:run",
-                       "turn a model of fairseq, its forks or Hugging Face into a checkpoint of Lamina"),
+                       "turn a model of fairseq, its forks or Hugging Face, or shards, into a checkpoint of Lamina"),
     "export": Command("lamina.config.tool_options:ExportConfig", "lamina.commands.export:run",
                       "write a model for others: safetensors, fairseq or CTranslate2, with a model card"),
     "fold": Command("lamina.config.tool_options:FoldConfig", "lamina.commands.fold:run",
@@ -176,6 +177,8 @@ def execute(words: list[str]) -> int:
     for notice in [*notices, *([missing_notice(missing)] if missing else [])]:
         say(notice)
     provenance.begin_command(words)
-    load(command.run)(config)  # type: ignore[operator]
+    with no_garbage_collection():
+        run = load(command.run)
+    run(config)  # type: ignore[operator]
     return 0
 

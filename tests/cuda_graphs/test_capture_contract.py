@@ -1,13 +1,15 @@
-"""What nn/stack.py asks of layers that are captured: all parts keep it, and whoever does not is told.
+"""What nn/stack.py asks of layers that are captured: all parts keep it in padded and in packed rows, and a breach is named.
 
-In padded rows, since attention over packed ones has kernels of its own on a GPU; tests/gpu captures those.
+Attention over packed rows has kernels of its own on a GPU, whose operator does the same here; tests/gpu captures those.
 """
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from lamina.cuda_graphs.capture_contract import CaptureContractError, NoQuestions
+from lamina.data.packing import PackedShape, Sentences, packed
 from lamina.errors import ConfigError
 from lamina.nn.compiling import replaced
 from lamina.nn.stack import ALL_LAYERS
@@ -26,6 +28,7 @@ def taken(part, *, is_pre_norm):
     return True
 
 
+SHAPE = PackedShape(places=32, max_sentences=6, longest=8)
 VARIANTS = {f"{name}{', pre-norm' if is_pre_norm else ''}": {"init": part(), "is_pre_norm": is_pre_norm}
             for name, part in register.residual.items() for is_pre_norm in (False, True)
             if taken(part(), is_pre_norm=is_pre_norm)} | FUSIONS
@@ -37,6 +40,16 @@ def test_all_parts_keep_the_contract(name):
     with NoQuestions():
         LabelSmoothedCrossEntropy(smoothing=0.1).loss(model, batch, ALL_LAYERS, is_compiled=False).loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_all_parts_keep_it_in_packed_rows(name, attention_of_a_gpu):
+    model = tiny_model(num_layers=2, dropout_p=0.2, **VARIANTS[name]).train()
+    sides = [Sentences(np.arange(4, 4 + 12), np.array(sizes)) for sizes in ([3, 7, 2], [5, 3, 4])]
+    with NoQuestions():
+        LabelSmoothedCrossEntropy(smoothing=0.1).loss(model, packed(*sides, SHAPE, range(3)), ALL_LAYERS,
+                                                      is_compiled=False).loss.backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("mode", [SoftFusion(dropout=0.5), HardFusion(dropout=0.5)])

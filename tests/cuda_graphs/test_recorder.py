@@ -6,7 +6,8 @@ import re
 import pytest
 import torch
 
-from lamina.cuda_graphs.recorder import Recorder, no_garbage_collection, reason_of
+from lamina.cuda_graphs.recorder import Recorder, reason_of
+from lamina.garbage import no_garbage_collection
 from lamina.nn.compiling import STRICT
 
 CPU = torch.device("cpu")

@@ -1,5 +1,6 @@
 """What captured updates rest on, as far as it can be seen without a GPU; tests/gpu/test_captured.py has the rest."""
 
+import re
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from lamina.config.model import LanguageModelConfig
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.cuda_graphs.static_batches import MAX_SHAPES, SIGHTINGS, StaticBatches, shape_of
-from lamina.cuda_graphs.train_pass import MISSES_TOLD, CapturedPasses, room_for
+from lamina.cuda_graphs.train_pass import COST_OF_EAGER, MISSES_TOLD, CapturedPasses, room_for
 from lamina.data.batching import TokenBatch
 from lamina.distributed.sharded import ShardedWeights
 from lamina.distributed.weights import FlatWeights
@@ -241,4 +242,21 @@ def test_batches_of_ever_new_shapes_are_told_once():
     for _ in range(2 * MISSES_TOLD):
         assert passes.find(batch_of(slice(0, 4)), ALL_LAYERS, torch.zeros(2)) is None
     assert len(said) == 1
-    assert "kept changing shape" in said[0]
+    assert "50 batches kept changing shape" in said[0]
+    assert COST_OF_EAGER in said[0]
+
+
+@pytest.mark.parametrize(("every", "is_told"), [(2, True), (20, False)])
+def test_batches_of_other_shapes_than_those_that_are_captured_are_told_if_they_are_many(every, is_told, monkeypatch):
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    said, model = [], tiny_model()
+    passes = CapturedPasses(model, FlatWeights(model, torch.bfloat16), lambda *_, **__: None, said.append, lambda _: None,
+                            is_compiled=False)
+    passes.recorder, hold = Rerunning(), passes._batches.hold
+    for number in range(3 * every * MISSES_TOLD // 2):
+        passes._batches.hold = hold if number % every or number < SIGHTINGS else lambda batch: None
+        passes.find(batch_of(slice(0, 4)), ALL_LAYERS, torch.zeros(2))
+    told = [text for text in said if "ran eagerly" in text]
+    assert len(told) == is_told
+    assert all(re.search(r"^5\d of \d+ batches ran eagerly: .* the one that is captured\. Small", text) for text in told)

@@ -16,8 +16,6 @@ from lamina.cuda_graphs.train_pass import CapturedPasses
 from lamina.data.feed import Feed
 from lamina.data.flat_texts import FlatMasked, FlatSentences, FlatTokens, TextShape, end_to_end, flat_row, room_for_count
 from lamina.data.layer_subsets import LayerSubsets
-from lamina.nn.layout import PackedLayout
-from lamina.nn.packed_attention import packed_attention
 from lamina.nn.stack import ALL_LAYERS
 from lamina.parts.criteria import CrossEntropy, MaskedLmLoss, SentenceLoss
 from lamina.parts.update_rules import Sgd
@@ -70,11 +68,6 @@ KINDS = {"tokens": (tokens, tiny_language_model, CrossEntropy()),
          "numbers": (numbers, lambda: tiny_masked_model(num_classes=1), SentenceLoss())}
 
 
-def attend_as_on_a_gpu(self, query, memory, reader, num_heads, *, is_causal=False, dropout_p):
-    return packed_attention(query, memory, reader.sentences, reader.bounds, self.sentences, self.bounds, num_heads, is_causal,
-                            dropout_p)[0]
-
-
 def gradients(model, batch, criterion):
     model.zero_grad()
     sums = batch_loss(model, batch, criterion)
@@ -102,8 +95,7 @@ def test_loss_and_gradients_are_those_of_rows_without_pads(kind, is_drawn):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_of_them_have_one_shape_and_ask_the_device_nothing(kind, monkeypatch):
-    monkeypatch.setattr(PackedLayout, "_attend", attend_as_on_a_gpu)
+def test_all_of_them_have_one_shape_and_ask_the_device_nothing(kind, attention_of_a_gpu):
     new_batch, new_model, criterion = KINDS[kind]
     model = new_model().train()
     batches = [SUBSETS.given_to(new_batch(seed).in_shape(SHAPE), 1, seed, is_static=True, capacities=CAPACITIES)
@@ -141,7 +133,7 @@ class Rerunning:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_replayed_pass_is_that_of_the_batch_at_hand(kind, dtype, monkeypatch):
+def test_a_replayed_pass_is_that_of_the_batch_at_hand(kind, dtype, monkeypatch, attention_of_a_gpu):
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     new_batch, new_model, criterion = KINDS[kind]
@@ -150,8 +142,6 @@ def test_a_replayed_pass_is_that_of_the_batch_at_hand(kind, dtype, monkeypatch):
     passes = CapturedPasses(model, updater.weights, updater.forward_backward, lambda note: None, lambda seconds: None,
                             is_compiled=False)
     passes.recorder = Rerunning()
-    # On a GPU no kernel reads where sentences end on the host; here the layout would keep what it made for the first batch.
-    monkeypatch.setattr(PackedLayout, "_attend", attend_as_on_a_gpu)
     for seed in range(3):
         batch, found = new_batch(seed).in_shape(SHAPE), []
         replay = passes.find(batch, ALL_LAYERS, updater.sums)
@@ -235,8 +225,8 @@ def test_draws_of_layers_have_one_shape():
     assert np.mean([batch.recurs for batch in batches]) > 0.9
 
 
-def test_blocks_of_one_length_are_packed_where_padded_ones_would_not_recur():
-    assert not feed_of([32] * 100).is_flat
-    feed = feed_of([32] * 100, recur=False)
-    assert feed.is_flat
-    assert feed.text_shape is not None
+@pytest.mark.parametrize(("lengths", "recur", "is_packed"), [([32] * 199 + [7], True, False), ([32] * 200, False, True),
+                                                             ([31, 32] * 100, True, True)])
+def test_blocks_are_packed_where_padded_ones_would_not_recur(lengths, recur, is_packed):
+    feed = feed_of(lengths, recur=recur)
+    assert feed.is_flat == (feed.text_shape is not None) == is_packed

@@ -1,4 +1,4 @@
-"""Compiling takes seconds a test: test_captured.py does it, the others capture updates as they are.
+"""Compiling takes seconds a test: test_captured.py and test_compiled.py do it, the others capture updates as they are.
 
 A run on a GPU may be cut short, so each failure is told as soon as it is known.
 """
@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+import lamina.cuda_graphs.compiled_pass as pass_module
 import lamina.nn.compiling as compiling_module
 import lamina.nn.cross_entropy as loss_module
 import lamina.training.update as update_module
@@ -14,11 +15,11 @@ import lamina.training.update as update_module
 
 @pytest.fixture(autouse=True)
 def uncompiled(request, monkeypatch):
-    if request.module.__name__.endswith("test_captured"):
+    if request.module.__name__.endswith(("test_captured", "test_compiled")):
         yield
         return
     loss_module.compiled_chunk.cache_clear()
-    for module in (compiling_module, loss_module, update_module):
+    for module in (compiling_module, loss_module, pass_module, update_module):
         monkeypatch.setattr(module, "compiled", lambda function: function)
     yield
     loss_module.compiled_chunk.cache_clear()

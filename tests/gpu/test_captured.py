@@ -262,6 +262,19 @@ def test_the_compiled_loss_is_the_plain_one():
     torch.testing.assert_close(found[0], plain, rtol=1e-3, atol=1e-3)
 
 
+def test_layers_that_are_computed_again_drop_the_same_weights_of_long_sentences(capsys):
+    """For which torch's kernel would be taken, whose random numbers cannot be drawn again."""
+    config = replace(tiny_config(num_layers=2), dropout=DropoutConfig(dropout_p=0.0, attention_p=0.5))
+    model = build_model(config, VOCABULARY_SIZE, VOCABULARY_SIZE).cuda()
+    for stack in (model.encoder, model.decoder):
+        stack.recomputes = True
+    shape = PackedShape(places=5120, max_sentences=24, longest=512)
+    batches = [batch_of(seed, 400, shape) for seed in range(2)]
+    assert not lay_out(batches[0].inputs[0], PAD)[1].is_of_short
+    assert share_kept(sgd_updater(model, torch.bfloat16, compiles=False), batches, ALL_LAYERS) > LEAST_KEPT
+    assert "is off" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
 def test_layers_that_are_computed_again_are_captured(dropout_p, compiles, capsys):

@@ -11,12 +11,25 @@ import lamina
 from lamina.cli import main
 from lamina.config.search_options import SearchConfig
 from lamina.cuda_graphs.recorder import Recorder
-from lamina.decode import scheduler
+from lamina.decode import beam_step, scheduler
 from lamina.decode.batched_search import search_rows
+from lamina.decode.fused_choice import SWITCH
 from lamina.decode.search import Search
+from lamina.models.build import build_model
+from lamina.nn.layout import HAS_TRITON
 from lamina.nn.stack import ActiveLayers
 from lamina.text.vocabulary import EOS, Vocabulary
-from tiny import FUSIONS, TINY_FLAGS, VOCABULARY_SIZE, make_data, pad, tiny_language_model, tiny_model, tiny_pair
+from tiny import (
+    FUSIONS,
+    TINY_FLAGS,
+    VOCABULARY_SIZE,
+    make_data,
+    pad,
+    tiny_config,
+    tiny_language_model,
+    tiny_model,
+    tiny_pair,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -72,6 +85,25 @@ def test_recorded_steps_find_what_called_ones_find(config):
     model.cuda()
     check_same(found_by(Search([model], replace(config, cuda_graphs=False)), rows, "cuda"), expected)
     check_same(found_by(Search([model], config), rows, "cuda"), expected)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs triton")
+@pytest.mark.parametrize("beam", [1, 5, 16])
+@pytest.mark.parametrize("vocab", [999, 10_000])
+def test_fused_choices_are_those_of_torch(beam, vocab, monkeypatch):
+    torch.manual_seed(3)
+    # In float32: of equal scores, which half precision has many of, torch takes any.
+    model = build_model(tiny_config(share_all=False), vocab, vocab).eval().cuda()
+    config = SearchConfig(beam=beam, nbest=beam, max_length_offset=40)
+    monkeypatch.setenv(SWITCH, "1")
+    calls, real = [], beam_step.choose_
+    monkeypatch.setattr(beam_step, "choose_", lambda *given: calls.append(given) or real(*given))
+    ours = found_by(Search([model], config), sources(), "cuda")
+    assert calls
+    monkeypatch.setattr(beam_step, "can_fuse", lambda *_: False)
+    theirs = found_by(Search([model], config), sources(), "cuda")
+    assert {key: [(own.ids, own.token_scores) for own in found] for key, found in ours.items()} == {
+        key: [(own.ids, own.token_scores) for own in found] for key, found in theirs.items()}
 
 
 def test_steps_and_encoder_passes_are_captured(monkeypatch):

@@ -7,6 +7,8 @@ import torch
 from lamina.config.model import LanguageModelConfig
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.data.batching import TokenBatch
+from lamina.data.flat_texts import FlatTokens, TextShape, end_to_end, flat_row
+from lamina.data.layer_subsets import LayerSubsets
 from lamina.parts.criteria import CrossEntropy
 from lamina.training.loss import batch_loss
 from lamina.training.update import Updater
@@ -98,3 +100,37 @@ def test_captured_updates_of_an_adaptive_softmax_are_the_eager_ones(compiles):
     for one, other in zip(told, expected, strict=True):
         assert one == pytest.approx(other, rel=0.02)
     assert distance(captured, exact) < max(0.02, 1.2 * distance(eager, exact))
+
+
+def texts(number):
+    """Of different lengths."""
+    random = np.random.default_rng(number)
+    rows = [random.integers(4, VOCABULARY_SIZE, length) for length in random.integers(2, 40, 20)]
+    target = np.concatenate([np.roll(row, -1) for row in rows])[None]
+    return FlatTokens(**flat_row(end_to_end(rows)), indices=tuple(range(20)), target=torch.from_numpy(target),
+                      num_target_tokens=target.size, target_on_host=target)
+
+
+SHAPE = TextShape(places=768, num_texts=32, longest=64, num_masked=0)
+
+
+@pytest.mark.parametrize("is_drawn", [False, True], ids=["all layers", "LayerDrop"])
+@pytest.mark.parametrize("lm", [LanguageModelConfig(), BANDS], ids=["softmax", "adaptive softmax"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_texts_in_rows_of_one_shape_are_captured_and_equal_those_without_pads(lm, dtype, is_drawn):
+    subsets, found, notes = LayerSubsets(((), (0.5, 0.3)), seed=1), [], []
+    for is_captured in (False, True):
+        updater = Updater(tiny_language_model(lm=lm).cuda(), OptimizationConfig(criterion=CrossEntropy(), lr=(1e-3,)),
+                          PrecisionConfig(cuda_graphs=is_captured), dtype, note=notes.append)
+        results = []
+        for number in range(6):
+            batch = texts(number).in_shape(SHAPE) if is_captured else texts(number)
+            if is_drawn:
+                batch = subsets.given_to(batch, 1, number, is_static=is_captured, capacities={0.5: 768, 0.3: 768})
+            results.append(updater.update([batch.to(torch.device("cuda"))], 1e-3, number))
+        torch.cuda.synchronize()
+        found.append([result.numbers.tolist()[:3] for result in results])
+    assert sum(note.startswith("captured updates") for note in notes) == 1, notes
+    eager, captured = found
+    for one, other in zip(captured, eager, strict=True):
+        assert one == pytest.approx(other, rel=1e-5 if dtype == torch.float32 else 0.02)

@@ -13,7 +13,6 @@ from lamina.data.corpus import Example
 from lamina.data.packing import PackedShape, Sentences, packed
 from lamina.nn import packed_attention as kernels_module
 from lamina.nn.flat_attention import Blocks
-from lamina.nn.layout import PackedLayout
 from lamina.nn.packed_attention import FLOAT32_TILES, TILES, packed_attention, precision_of_products, tiles_for
 from lamina.parts.criteria import LabelSmoothedCrossEntropy
 from lamina.text.vocabulary import EOS
@@ -40,11 +39,6 @@ def batch_of(seed=0):
 
 def attend(query, memory, reader, read, *, is_causal=False, dropout_p=0.0):
     return packed_attention(query, memory, reader.sentences, reader.bounds, read.sentences, read.bounds, 2, is_causal,
-                            dropout_p)[0]
-
-
-def as_on_a_gpu(self, query, memory, reader, num_heads, *, is_causal=False, dropout_p):
-    return packed_attention(query, memory, reader.sentences, reader.bounds, self.sentences, self.bounds, num_heads, is_causal,
                             dropout_p)[0]
 
 
@@ -94,8 +88,7 @@ def test_the_gradient_knows_which_weights_were_dropped():
 
 
 @pytest.mark.parametrize("parts", [{}, FUSIONS["both"]], ids=["plain", "both"])
-def test_a_packed_model_in_float32_is_the_padded_one_and_asks_the_device_nothing(parts, monkeypatch):
-    monkeypatch.setattr(PackedLayout, "_attend", as_on_a_gpu)
+def test_a_packed_model_in_float32_is_the_padded_one_and_asks_the_device_nothing(parts, attention_of_a_gpu):
     model, criterion = tiny_model(**parts), LabelSmoothedCrossEntropy(smoothing=0.1)
     model.head.train()  # not all of it: transparent attention drops some of its weights
     source, target = sides_of(0)
@@ -126,11 +119,23 @@ def test_numbers_of_float32_have_tiles_and_products_of_their_own(monkeypatch):
 def test_where_a_kernel_for_float32_does_not_work_plain_operations_serve(monkeypatch):
     asked = []
     monkeypatch.setattr(kernels_module, "HAS_TRITON", True)
-    monkeypatch.setattr(kernels_module, "_works_in_float32", lambda *arguments: asked.append(arguments) or False)
+    monkeypatch.setattr(kernels_module, "_failure_in_float32", lambda *arguments: asked.append(arguments) or "out of memory")
     device = torch.device("cuda")
     has = kernels_module._has_kernels
     assert has(device, torch.bfloat16, 64, False, 0.0)
-    assert not has(device, torch.float32, 64, True, 0.1)
+    with pytest.warns(UserWarning, match="several times as long: out of memory"):
+        assert not has(device, torch.float32, 64, True, 0.1)
     assert asked == [(device, 64, True, True, "ieee")]
     assert not has(device, torch.bfloat16, 1024, False, 0.0)
     assert not has(torch.device("cpu"), torch.bfloat16, 64, False, 0.0)
+
+
+@pytest.mark.parametrize(("has_triton", "channels", "failure", "said"), [
+    (False, 64, "", "a C compiler"), (True, 1024, "", "up to 512 channels"), (True, 64, "out of resource", "out of resource"),
+    (True, 64, "", "")])
+def test_a_run_knows_ahead_why_float32_has_no_kernels(has_triton, channels, failure, said, monkeypatch):
+    monkeypatch.setattr(kernels_module, "HAS_TRITON", has_triton)
+    monkeypatch.setattr(kernels_module, "_failure_in_float32", lambda *_: failure)
+    found = kernels_module.why_no_float32(torch.device("cuda"), channels, has_dropout=False)
+    assert said in found
+    assert bool(found) == bool(said)

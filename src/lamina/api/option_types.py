@@ -252,6 +252,7 @@ class TrainOptions(TypedDict, total=False):
     sf_mode: str
     sf_posedemb: bool
     sf_softmax_tau: float
+    sharded_save: bool
     share_all_embeddings: bool
     share_decoder_input_output_embed: bool
     skip_invalid_size_inputs_valid_test: bool

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from lamina.checkpoint.format import Checkpoint
 from lamina.checkpoint.marks import marks_of
+from lamina.checkpoint.runs import read_mark
+from lamina.checkpoint.shards import folder_of
 from lamina.config.train_options import TrainConfig
 from lamina.fields import unique_leaves
 
@@ -63,8 +65,11 @@ def changed_options(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _size(path: Path) -> int:
-    """Of the file, or of all files of an exported folder."""
-    return sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.stat().st_size
+    """Of the file with the shards that belong to it, or of all files of an exported folder."""
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.iterdir())
+    mark = read_mark(path)
+    return _size(folder_of(path, mark.shards)) if mark is not None and mark.shards else path.stat().st_size
 
 
 def _stacks(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from lamina.checkpoint.limits import check_archive, check_content
+from lamina.checkpoint.shards import OPTIMIZER, is_shards_record, read_shards
 from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, DamageError
 from lamina.fields import build, unique_leaves, with_switches_applied
@@ -59,6 +60,7 @@ class Checkpoint:
     metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
     versions: dict[str, str] = field(default_factory=versions)
     origin: dict[str, str] = field(default_factory=dict)  # command line, commit, time
+    shards: dict[str, Any] = field(default_factory=dict)  # where weights and optimizer lie, if in files of their own
 
     @property
     def task(self) -> str:
@@ -137,7 +139,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_stale_parts(path.parent)  # of commands that were killed
         with part.open("w+b") as file:
-            with _without_zip_checksums():
+            with without_zip_checksums():
                 torch.save({"lamina_format": FORMAT, "is_sealed": True, **content}, file)
             seal(file)
             file.flush()
@@ -154,7 +156,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 @contextmanager
-def _without_zip_checksums() -> Iterator[None]:
+def without_zip_checksums() -> Iterator[None]:
     """Two thirds of the time that writing takes, and the seal tells of damage already."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
@@ -263,7 +265,23 @@ def checkpoint_of(content: Any, path: str | Path) -> Checkpoint:
     missing = sorted(item.name for item in fields(Checkpoint) if item.name not in content and item.default_factory is MISSING)
     if missing:
         raise DamageError(f"{path} lacks {', '.join(missing)}: it is damaged.")
-    return checked(Checkpoint(**{item.name: content[item.name] for item in fields(Checkpoint) if item.name in content}), path)
+    found = checked(Checkpoint(**{item.name: content[item.name] for item in fields(Checkpoint) if item.name in content}), path)
+    return with_shards(found, Path(path)) if found.shards else found
+
+
+def with_shards(checkpoint: Checkpoint, path: Path) -> Checkpoint:
+    """The whole of a checkpoint whose weights and optimizer lie in files of their own."""
+    try:
+        weights, optimizer = read_shards(path, checkpoint.shards)
+    except DamageError:
+        again = read_archive(path)
+        if not isinstance(again, dict) or again.get("shards") == checkpoint.shards:
+            raise
+        return checkpoint_of(again, path)  # a run has replaced it meanwhile, and removed the folder that it named
+    training = dict(checkpoint.training)
+    if optimizer:
+        training[OPTIMIZER] = {**training.get(OPTIMIZER, {}), **optimizer}
+    return checked(replace(checkpoint, weights=weights, training=training, shards={}), path)
 
 
 def checked(checkpoint: Checkpoint, path: str | Path) -> Checkpoint:
@@ -301,6 +319,8 @@ def _wrong_fields(checkpoint: Checkpoint) -> Iterator[str]:
         yield "dictionaries"
     if not isinstance(checkpoint.config, dict) or not isinstance(checkpoint.task, str) or not _is_plain(checkpoint.config):
         yield "config"
+    if not is_shards_record(checkpoint.shards):
+        yield "shards"
     if isinstance(checkpoint.training, dict):
         yield from _wrong_training(checkpoint.training)
 

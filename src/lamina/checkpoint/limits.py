@@ -36,13 +36,20 @@ def check_archive(path: str | Path, allowed: Collection[str] = ()) -> None:
         with open(path, "rb") as file:
             _check_pickles(file, allowed)
         return
-    with zipfile.ZipFile(path) as archive:
+    with open(path, "rb") as file:
+        check_packed(file, size, allowed)
+
+
+def check_packed(file: BinaryIO, size: int, allowed: Collection[str] = ()) -> None:
+    """The same of an archive that is a zip file of this size; it is left at its beginning."""
+    with zipfile.ZipFile(file) as archive:
         unpacked = sum(entry.file_size for entry in archive.infolist())
     if unpacked > LIMIT_FACTOR * size + LIMIT_SPARE:
         raise ValueError(f"its {size} bytes would unpack to {unpacked}, which no checkpoint's do")
-    with open(path, "rb") as file:
-        reader: Any = torch._C.PyTorchFileReader(file)  # the one that torch.load reads with
-        _check_pickle(reader.get_record("data.pkl"), allowed)
+    file.seek(0)
+    reader: Any = torch._C.PyTorchFileReader(file)  # the one that torch.load reads with
+    _check_pickle(reader.get_record("data.pkl"), allowed)
+    file.seek(0)
 
 
 def _check_pickles(file: BinaryIO, allowed: Collection[str]) -> None:

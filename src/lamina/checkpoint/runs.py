@@ -27,6 +27,7 @@ class Mark(NamedTuple):
     run: str
     updates: int
     time: str  # of writing, UTC: as text it orders like the moments
+    shards: str = ""  # the folder beside it that has its tensors, if they are not in it
 
 
 def new_run() -> str:
@@ -49,11 +50,12 @@ def read_mark(path: Path) -> Mark | None:
             content = read_archive(path, is_checked=False)
         training = content["training"]
         run, updates = training.get("run", BEFORE_RUNS), training.get("progress", {}).get("updates", 0)
-        time = content.get("origin", {}).get("time", "")
+        time, shards = content.get("origin", {}).get("time", ""), content.get("shards", {}).get("folder", "")
     except (CheckpointError, KeyError, TypeError, AttributeError):
         return None
-    is_ours = "lamina_format" in content and is_run(run) and type(updates) is int and isinstance(time, str)
-    return Mark(run, updates, time) if is_ours else None
+    is_ours = ("lamina_format" in content and is_run(run) and type(updates) is int and isinstance(time, str)
+               and isinstance(shards, str))
+    return Mark(run, updates, time, shards) if is_ours else None
 
 
 class Marks:

@@ -31,6 +31,7 @@ def run(config: AverageConfig) -> None:
 def choose_inputs(config: AverageConfig) -> list[Path]:
     """The checkpoints to average, in the order of their numbers or as named."""
     from lamina.checkpoint.averaging import BY_EPOCH, BY_UPDATE, newest_checkpoints
+    from lamina.checkpoint.shards import is_sharded
     from lamina.interop.exported_folder import is_exported
 
     series, number = (BY_UPDATE, config.num_updates) if config.num_updates else (BY_EPOCH, config.num_epochs)
@@ -45,7 +46,7 @@ def choose_inputs(config: AverageConfig) -> list[Path]:
                               "leave the number out.")
         return newest_checkpoints(folder, series, number, config.upper_bound, console.warn)
     for path in paths:
-        if path.is_dir() and not is_exported(path):
+        if path.is_dir() and not (is_exported(path) or is_sharded(path)):
             raise ConfigError(f"--inputs {path} is a folder: say how many of its checkpoints to average with "
                               f"{BY_EPOCH.option} or {BY_UPDATE.option}, or name the files.")
     return paths

@@ -1,4 +1,4 @@
-"""`lamina convert`: a foreign checkpoint as one of ours."""
+"""`lamina convert`: a foreign or a sharded checkpoint as one file of ours."""
 
 from __future__ import annotations
 

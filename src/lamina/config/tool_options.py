@@ -42,7 +42,8 @@ class ConvertConfig:
     """Convert."""
 
     checkpoint: str = flag(REQUIRED, "checkpoint of fairseq, from 0.9 on, or of one of its forks; a folder of Hugging Face's, "
-                                     "or hf://OWNER/NAME; or what `lamina export --format safetensors` wrote", positional=True)
+                                     "or hf://OWNER/NAME; what `lamina export --format safetensors` wrote; or one that `lamina "
+                                     "train --sharded-save` wrote", positional=True)
     output: str = flag(REQUIRED, "checkpoint of Lamina to write", metavar="FILE")
     dict_dir: str | None = flag(None, "folder with its dictionaries, such as the data folder it was trained on; the "
                                       "checkpoint's own folder if left out", metavar="FOLDER")

@@ -87,8 +87,8 @@ class PrecisionConfig:
     cuda_graphs: bool = flag(True, "on a GPU, capture the kernels of an update once and replay them: several times as fast")
     compiles: bool = flag(True, "on a GPU, let torch.compile fuse what it can before an update is captured", name="compile",
                           needs="cuda-graphs")
-    packs: bool = flag(True, "on a GPU, give all batches the same shape, rows of --max-tokens, so that updates can be captured",
-                       name="pack")
+    packs: bool = flag(True, "on a GPU, give all batches the same shape, rows of --max-tokens or with room for --batch-size "
+                             "sentences, so that updates can be captured", name="pack")
     fp16_init_scale: float = flag(128.0, "first loss scale", needs="fp16", aliases=("amp-init-scale",))
     fp16_scale_window: int | None = flag(None, "updates without overflow before the scale doubles; 2^14 / update-freq / "
                                                "ranks if left out", needs="fp16", aliases=("amp-scale-window",))
@@ -207,6 +207,10 @@ class SavingConfig:
     is_async: bool = flag(True, "write checkpoints in the background, from a copy in the host's memory; a best or last one "
                                 "that still waits when a newer one comes is replaced by it", name="async-save", needs="save",
                          aliases=("save-async", "write-checkpoints-asynchronously"))
+    is_sharded: bool = flag(False, "with --fsdp, each rank writes its own rows: a checkpoint is a small file and a folder of "
+                                   "torch.distributed.checkpoint beside it, which any number of ranks resumes from and all "
+                                   "commands read; `lamina convert` makes one file of it", name="sharded-save", needs="save",
+                            aliases=("use-sharded-state",))
 
     def __post_init__(self) -> None:
         check(self.interval >= 1, f"--save-interval is {self.interval}; it must be at least 1. For none: --no-save.")
@@ -297,8 +301,16 @@ class TrainConfig:
         self._check_schedule()
         self._check_layer_drop()
         self._check_distillation()
+        self._check_sharded_save()
         check(not (self.saving.interval_updates and self.validation.is_off and self.validation.patience != -1),
               "--patience needs validation; leave out --disable-validation.")
+
+    def _check_sharded_save(self) -> None:
+        if self.saving.is_sharded:
+            check(self.ranks.is_sharded, "--sharded-save writes the rows that ranks hold, and without --fsdp each holds all of "
+                                         "them. Add --fsdp, or leave it out.")
+            check(not self.saving.merges_adapter, "--lora-merge needs whole matrices, which no rank has when it saves with "
+                                                  "--sharded-save. Leave one of them out.")
 
     def _check_schedule(self) -> None:
         schedule = self.optimization.schedule

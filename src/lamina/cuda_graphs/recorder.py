@@ -7,14 +7,14 @@ asks of a layer.
 
 from __future__ import annotations
 
-import gc
 import warnings
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import torch
 
+from lamina.garbage import no_garbage_collection
 from lamina.nn.compiling import is_strict
 
 # Other threads, which bring data to the device, may work on while this one captures.
@@ -40,6 +40,7 @@ class Captured(Generic[T]):
         self._graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(stream.device)
         stream.wait_stream(current)
+        # An older graph could be garbage, and its end would break off the capture.
         with torch.cuda.stream(stream), no_garbage_collection():
             self._graph.capture_begin(pool=pool, capture_error_mode=CAPTURE_ERROR_MODE)
             try:
@@ -116,15 +117,3 @@ class Recorder:
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
         return self._stream
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Inside, Python collects no garbage: an older graph could be part of it, and its end would break off a capture."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -26,7 +26,7 @@ from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 ForwardBackward = Callable[..., None]
 Sizes = tuple[int, ...]  # that the host alone knows of a batch (VocabularyHead.host_sizes)
 
-MISSES_TOLD = 50
+MISSES_TOLD, SHARE_TOLD = 50, 0.1
 COST_OF_EAGER = "Small batches take up to eight times as long (docs/performance.md)"
 
 
@@ -50,7 +50,8 @@ class CapturedPasses:
         self._batches = StaticBatches()
         self._parts: dict[nn.Module, Any] = compiled_parts(model) if is_compiled else {}
         self._passes: dict[Any, _CapturedPass] = {}
-        self._num_missed = 0  # batches of shapes that did not recur
+        self._num_found = self._num_missed = 0  # batches, and those of shapes that did not recur
+        self._has_told = False
         self._exceeded: Counter[Any] = Counter()  # by shape, how often a batch had no room
 
     @property
@@ -76,11 +77,10 @@ class CapturedPasses:
             self._turn_off(reason)
             return None
         static = self._batches.hold(batch)
+        self._num_found += 1
         if static is None:
             self._num_missed += 1
-            if self._num_missed == MISSES_TOLD and not self._passes:
-                self.note(f"updates are eager: {MISSES_TOLD} batches kept changing shape, and what is captured has one. "
-                          f"{COST_OF_EAGER}")
+            self._tell_of_misses()
             return None
         key = shape_of(batch)
         known = self._passes.get(key)
@@ -131,6 +131,18 @@ class CapturedPasses:
         self.note(f"captured updates for batches of this shape, in {seconds:.1f} s")
         self.skip_time(seconds)
         return True
+
+    def _tell_of_misses(self) -> None:
+        if self._has_told or self._num_missed < MISSES_TOLD or self._num_missed < SHARE_TOLD * self._num_found:
+            return
+        self._has_told = True
+        if not self._passes:
+            self.note(f"updates are eager: {self._num_missed} batches kept changing shape, and what is captured has one. "
+                      f"{COST_OF_EAGER}")
+            return
+        shapes = "the one that is" if len(self._passes) == 1 else f"the {len(self._passes)} that are"
+        self.note(f"{self._num_missed} of {self._num_found} batches ran eagerly: they had other shapes than {shapes} captured. "
+                  f"{COST_OF_EAGER}")
 
     def _turn_off(self, reason: str) -> None:
         self.note(f"--cuda-graphs is off, since it failed: {reason}. {COST_OF_EAGER}")

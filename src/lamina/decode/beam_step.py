@@ -20,6 +20,7 @@ from torch import Tensor
 from lamina.decode.backtrace import Backtrace
 from lamina.decode.candidates import Candidates, first_scores
 from lamina.decode.constraints import Constraints
+from lamina.decode.fused_choice import can_fuse, choose_
 from lamina.decode.requests import Entries
 from lamina.decode.step_rules import Due, Rules
 from lamina.nn.attention import kernels_for_any_length
@@ -145,6 +146,9 @@ class BeamStep:
         num_beams, steps = self.config.beam, self.states[0].steps.clone()
         log_probs = self._log_probs(due)
         self.rules.apply_(log_probs, steps, due)
+        if can_fuse(self, log_probs):
+            self.rules.note_(steps, choose_(self, log_probs, steps), due)
+            return
         if self.constraints is None:
             uniforms = None if self.uniforms is None else self.uniforms[steps.clamp(max=len(self.uniforms) - 1), self._rows]
             candidates = self.search.strategy(log_probs, self.scores, uniforms)

@@ -87,9 +87,12 @@ class ShardedWeights(FlatWeights):
 
     def take_rows_(self, other: ShardedWeights) -> None:
         """What the other model computes with, in float32; it is sharded likewise."""
-        assert self.names == other.names, "two models of one shape"
+        assert self._order == other._order, "two models of one shape"
+        rows = dict(zip(other.names, other._rows, strict=True))
         with torch.no_grad():
-            torch._foreach_copy_(self._master_views, other._rows)
+            torch._foreach_copy_(self._master_views, [rows[name] for name in self.names])
+            for name, parameter in self._frozen.items():
+                parameter.to_local().copy_(rows[name])
         self.publish_()
 
     @property
@@ -114,6 +117,18 @@ class ShardedWeights(FlatWeights):
     def _whole_frozen(self) -> dict[str, Tensor]:
         whole = {name: parameter.detach().full_tensor() for name, parameter in self._frozen.items()}
         return {name: value.cpu() for name, value in whole.items()} if self.ranks.is_first else {}
+
+    def rows_by_name(self) -> dict[str, Tensor]:
+        """What this rank has of every weight of the model, in float32, in the order of files."""
+        found = {**{name: parameter.detach().to_local() for name, parameter in self._frozen.items()},
+                 **dict(zip(self.names, self._master_views, strict=True))}
+        return {name: found[name] for name in self._order}
+
+    def shapes_by_name(self) -> dict[str, torch.Size]:
+        """Of the whole ones, in the same order."""
+        found = {**{name: parameter.shape for name, parameter in self._frozen.items()},
+                 **dict(zip(self.names, self.shapes, strict=True))}
+        return {name: found[name] for name in self._order}
 
     def fill_(self, pieces: Mapping[int, Tensor], stored: Mapping[str, Tensor]) -> None:
         for number, piece in pieces.items():

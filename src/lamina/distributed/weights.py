@@ -149,9 +149,8 @@ class FlatWeights:
             for view, grad in made:
                 if grad is None:
                     view.zero_()
-            torch._foreach_copy_(places, grads)
-        else:
-            torch._foreach_add_(places, grads)
+        if places:
+            (torch._foreach_copy_ if self.is_half else torch._foreach_add_)(places, grads)
         for view, parameter in zip(self._compute_grad_views, self._parameters, strict=True):
             parameter.grad = view
         if self.accumulates:

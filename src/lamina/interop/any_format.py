@@ -11,6 +11,7 @@ import torch
 
 from lamina.checkpoint.format import Checkpoint, checkpoint_of, read_archive
 from lamina.checkpoint.merging import merge_adapter, merged_if_it_can
+from lamina.checkpoint.shards import description_of
 from lamina.config.preprocess_options import PreprocessConfig
 from lamina.errors import CheckpointError, LaminaError
 from lamina.interop.downloads import local_path
@@ -29,7 +30,7 @@ def load_any(path: str | Path, device: torch.device | str = "cpu", *, places: Di
 
     One that is not to be resumable is read faster where it is foreign, and an adapter is merged into its weights.
     """
-    path = local_path(path, notice)
+    path = description_of(local_path(path, notice))
     if path.is_dir():
         found = _from_huggingface(path, places, notice) if is_huggingface(path) else read_folder(path, device)
     else:
@@ -40,13 +41,15 @@ def load_any(path: str | Path, device: torch.device | str = "cpu", *, places: Di
 
 
 def load_foreign(path: str | Path, *, places: DictionaryPlaces | None = None, notice: Notice = lambda _: None) -> Checkpoint:
-    """The same, of what is not ours yet, or whose adapter is not a part of its weights yet."""
-    path = local_path(path, notice)
+    """The same, of what is not ours yet, not one file yet, or whose adapter is not a part of its weights yet."""
+    path = description_of(local_path(path, notice))
     if path.is_dir():
         return merged_if_it_can(_from_huggingface(path, places, notice) if is_huggingface(path) else read_folder(path))
     content = read_archive(path, allowed=READABLE)
     if _is_ours(content):
         found = checkpoint_of(content, path)
+        if content.get("shards"):
+            return found
         if not found.model_config().adapter.is_plain:
             return merge_adapter(found)
         raise CheckpointError(f"{path} is a checkpoint of Lamina already: there is nothing to convert.")

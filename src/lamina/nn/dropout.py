@@ -88,9 +88,13 @@ def attention_seed(device: torch.device) -> Tensor:
     return _mixed(DRAWS.seed + DRAWS.num_attentions * NEXT_ATTENTION) & LOW_BITS
 
 
+def must_draw_again(dropout_p: float) -> bool:
+    return dropout_p > 0.0 and DRAWS.seed is not None
+
+
 def check_can_draw_again(dropout_p: float) -> None:
     """Where torch's own kernel draws, whose numbers nothing else can draw."""
-    if dropout_p and DRAWS.seed is not None:
+    if must_draw_again(dropout_p):
         raise RuntimeError("the dropout of this attention kernel cannot be drawn again; --attention-dropout 0 needs none")
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lamina.nn.dropout import check_can_draw_again
+from lamina.nn.dropout import check_can_draw_again, must_draw_again
 from lamina.nn.flat_attention import Blocks
 from lamina.nn.packed_attention import HAS_TRITON, packed_attention
 from lamina.packed import PAD_POSITION, Packed, Rows
@@ -19,6 +19,7 @@ from lamina.packed import PAD_POSITION, Packed, Rows
 # Tokens for each sentence that there is room for: where there are more, a sentence fills tiles of its own.
 LONG = 128
 WIDEST_OF_FLASH = 256  # channels of a head
+HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 class Layout(NamedTuple):
@@ -97,8 +98,8 @@ class PackedLayout(Packed):
     def _attend(self, query: Tensor, memory: Tensor | None, reader: PackedLayout, num_heads: int, *, is_causal: bool = False,
                 dropout_p: float) -> Tensor:
         channels = query.size(1) // num_heads // (3 if memory is None else 1)
-        is_flash = (query.dtype.itemsize == 2 and channels <= WIDEST_OF_FLASH and channels % 8 == 0
-                    and not (self.is_of_short and HAS_TRITON))
+        is_flash = (query.dtype in HALF_TYPES and channels <= WIDEST_OF_FLASH and channels % 8 == 0
+                    and not (self.is_of_short and HAS_TRITON) and not must_draw_again(dropout_p))
         if query.is_cuda and not is_flash:
             return packed_attention(query, memory, reader.sentences, reader.bounds, self.sentences, self.bounds, num_heads,
                                     is_causal, dropout_p)[0]

@@ -74,8 +74,8 @@ def packed_attention(query: Tensor, memory: Tensor | None, query_sentences: Tens
     parts = _parts(query, memory)
     seed = attention_seed(query.device) if dropout_p else query.new_zeros(1, dtype=torch.int64)
     if not _has_kernels(query.device, query.dtype, parts[0].size(1) // num_heads, is_causal, dropout_p):
-        out, normaliser = dense_attention.forward(*parts, query_sentences, key_sentences, seed, num_heads, is_causal, dropout_p)
-        return out, normaliser, seed
+        out = dense_attention.forward(*parts, query_sentences, key_sentences, seed, num_heads, is_causal, dropout_p)
+        return out, query.new_empty(num_heads, len(query), dtype=torch.float32), seed
     from lamina.nn import packed_kernels as kernels
 
     out = query.new_empty(len(query), parts[0].size(1))
@@ -89,8 +89,7 @@ def packed_attention(query: Tensor, memory: Tensor | None, query_sentences: Tens
 def _(query: Tensor, memory: Tensor | None, query_sentences: Tensor, query_bounds: Tensor, key_sentences: Tensor,
       key_bounds: Tensor, num_heads: int, is_causal: bool, dropout_p: float) -> tuple[Tensor, Tensor, Tensor]:
     return (query.new_empty(len(query), query.size(1) // (3 if memory is None else 1)),
-            query.new_empty(num_heads, len(query), dtype=torch.promote_types(query.dtype, torch.float32)),
-            query.new_empty(1, dtype=torch.int64))
+            query.new_empty(num_heads, len(query), dtype=torch.float32), query.new_empty(1, dtype=torch.int64))
 
 
 @torch.library.custom_op("lamina::packed_attention_backward", mutates_args=())
@@ -104,8 +103,8 @@ def packed_attention_backward(out_grad: Tensor, query: Tensor, memory: Tensor | 
     memory_grad = query.new_empty(0) if memory is None else torch.empty(memory.shape, dtype=query.dtype, device=query.device)
     grads = _parts(query_grad, None if memory is None else memory_grad)
     if not _has_kernels(query.device, query.dtype, parts[0].size(1) // num_heads, is_causal, dropout_p):
-        dense_attention.backward_(out_grad, *parts, out, normaliser, *grads, query_sentences, key_sentences, seed, num_heads,
-                                  is_causal, dropout_p)
+        dense_attention.backward_(out_grad, *parts, out, *grads, query_sentences, key_sentences, seed, num_heads, is_causal,
+                                  dropout_p)
         return query_grad, memory_grad
     from lamina.nn import packed_kernels as kernels
 
@@ -143,9 +142,10 @@ def _gradient(ctx: Any, out_grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 packed_attention.register_autograd(_gradient, setup_context=_keep_for_gradient)
 
 
-def _parts(query: Tensor, memory: Tensor | None) -> tuple[Tensor, ...]:
+def _parts(query: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values as views. (N, D), (M, D), (M, D)"""
-    return query.chunk(3, dim=1) if memory is None else (query, *memory.chunk(2, dim=1))
+    query, key, value = query.chunk(3, dim=1) if memory is None else (query, *memory.chunk(2, dim=1))
+    return query, key, value
 
 
 def _sizes(parts: tuple[Tensor, ...]) -> list[int]:
@@ -158,12 +158,26 @@ def _has_kernels(device: torch.device, dtype: torch.dtype, channels: int, is_cau
     """Otherwise plain operations of torch do the same, with a mask over all pairs of tokens."""
     if device.type != "cuda" or not HAS_TRITON or channels > WIDEST_OF_TILES or dtype == torch.float64:
         return False
-    return dtype != torch.float32 or _works_in_float32(device, channels, is_causal, dropout_p > 0, precision_of_products())
+    if dtype == torch.float32 and (reason := _failure_in_float32(device, channels, is_causal, dropout_p > 0,
+                                                                 precision_of_products())):
+        warnings.warn("attention over packed rows goes without its kernels for float32, which takes several times as long: "
+                      f"{reason}", stacklevel=2)
+        return False
+    return True
+
+
+def why_no_float32(device: torch.device, channels: int, *, has_dropout: bool) -> str:
+    """Why attention over packed rows has no kernels for float32 on this GPU; empty if it has."""
+    if not HAS_TRITON:
+        return "they need Triton and a C compiler (gcc, clang or what CC names)"
+    if channels > WIDEST_OF_TILES:
+        return f"they are made for heads of up to {WIDEST_OF_TILES} channels, and the model's have {channels}"
+    return _failure_in_float32(device, channels, True, has_dropout, precision_of_products())
 
 
 @cache
-def _works_in_float32(device: torch.device, channels: int, is_causal: bool, has_dropout: bool, precision: str) -> bool:
-    """Tiles of float32 may exceed what a GPU has room for: a few numbers show that."""
+def _failure_in_float32(device: torch.device, channels: int, is_causal: bool, has_dropout: bool, precision: str) -> str:
+    """Tiles of float32 may exceed what a GPU has room for: a few numbers show that. Empty if they work."""
     from lamina.nn import packed_kernels as kernels
 
     num_tokens, dropout_p = 32, 0.5 if has_dropout else 0.0
@@ -185,11 +199,8 @@ def _works_in_float32(device: torch.device, channels: int, is_causal: bool, has_
         # Whatever a compiler or a driver says.
         if is_strict():
             raise
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        warnings.warn("attention over packed rows goes without its kernels for float32, which takes several times as long: "
-                      f"{reason}", stacklevel=2)
-        return False
-    return True
+        return str(error).strip().partition("\n")[0] or type(error).__name__
+    return ""
 
 
 def _launch(kernel: Any, num_heads: int, query: Tensor, key: Tensor, *arguments: Any) -> None:

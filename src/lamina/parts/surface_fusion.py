@@ -120,8 +120,8 @@ class SoftFusion(_Mode):
     def advice(self) -> str:
         if self.dropout:
             return ""
-        return ("the decoder learns little of what the source side explains (--sf-mode soft), and such models end behind plain "
-                "ones; --sf-dropout 0.5 trains the decoder alone on half of the tokens, with which they do not")
+        return ("the decoder learns little of what the source side explains (--sf-mode soft), and such models end far behind "
+                "plain ones; --sf-dropout 0.5, which trains the decoder alone on half of the tokens, makes them as good")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lamina.config.train_options import TrainConfig
+from lamina.cuda_graphs.train_pass import COST_OF_EAGER
 from lamina.training.run import Run
 
 
@@ -26,9 +27,10 @@ def introduce(run: Run) -> None:
     if run.layer_drop is not None:
         once = num_batches > 1 and not run.layer_drop.is_by_batch
         for_what = f"once for the {num_batches} batches of an update" if once else "once for each batch"
-        slower = ", whose updates run eagerly" if run.ranks.device.type == "cuda" else ""
-        note(f"LayerDrop draws layers {for_what}{slower}; --layerdrop-draws sentence learns better and is faster "
-             "(docs/layerdrop.md)")
+        note(f"LayerDrop draws layers {for_what}; --layerdrop-draws sentence learns better and is faster (docs/layerdrop.md)")
+        if run.ranks.device.type == "cuda" and config.precision.cuda_graphs:
+            note("updates that leave out whole layers are eager, since each has other kernels than what is captured. "
+                 f"{COST_OF_EAGER}")
 
 
 def effective_batch(config: TrainConfig, freq: int, size: int) -> str:

@@ -12,14 +12,18 @@ from itertools import count
 from pathlib import Path
 from threading import Condition
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lamina.checkpoint.format import Checkpoint, save_checkpoint
 from lamina.checkpoint.runs import BEFORE_RUNS, Mark, Marks, latest_run, named, read_mark
+from lamina.checkpoint.shards import SHARDS_PREFIX
 from lamina.config.train_options import SavingConfig
 from lamina.errors import CheckpointError
 from lamina.files import part_of, remove_stale_parts, replace_durably
 from lamina.training.host_copy import HostCopier, HostCopy
+
+if TYPE_CHECKING:  # it takes a second to import
+    from lamina.distributed.shard_writer import ShardWriter
 
 LAST_NAME = "checkpoint_last.pt"
 BEST_NAME = "checkpoint_best.pt"
@@ -62,9 +66,12 @@ class Keeper:
     As a context manager it is left when all that waits has been written, whatever ends the run.
     """
 
-    def __init__(self, config: SavingConfig, note: Callable[[str], None] = lambda _: None, run: str = BEFORE_RUNS) -> None:
+    def __init__(self, config: SavingConfig, note: Callable[[str], None] = lambda _: None, run: str = BEFORE_RUNS,
+                 shards: ShardWriter | None = None) -> None:
+        """With `shards`, all ranks have one and save together: each writes its rows, and the first gives them their names."""
         self.config = config
         self.run = run
+        self.shards = shards
         self._written: set[str] = set()  # by this process
         self._marks = Marks()
         self.folder = Path(config.save_dir)
@@ -86,6 +93,8 @@ class Keeper:
         if error is None:
             self.finish()
             return
+        if self.shards is not None:
+            self.shards.give_up()
         self._wait_until(lambda: not self._is_writing)
         for outcome in self._taken_outcomes():
             if isinstance(outcome, Exception):  # the error that ends the run is told first, by others
@@ -117,7 +126,8 @@ class Keeper:
             return
         self.look()
         with self._changed:
-            self._replace_waiting(names)
+            if self.shards is None:  # or else all ranks would have to drop the same states
+                self._replace_waiting(names)
             # Only numbered checkpoints that come faster than a disk takes them ever wait here: none is dropped, and the
             # host's memory has an end.
             self._changed.wait_for(lambda: len(self._waiting) < MAX_WAITING)
@@ -199,11 +209,18 @@ class Keeper:
             self.on_written(written)
 
     def _write(self, checkpoint: Checkpoint, names: Sequence[str], at: At) -> Written:
+        source, others = self.folder / names[0], names[1:]
+        if self.shards is not None:
+            description = self.shards.write(self.folder, checkpoint, at.updates)
+            if description is None:  # this rank's part is done
+                return Written(tuple(names), at)
+            source, others = description, names
         for name in names:
             self._set_aside(name)
-        save_checkpoint(self.folder / names[0], checkpoint)
-        for name in names[1:]:
-            _publish(self.folder / names[0], self.folder / name)
+        if self.shards is None:
+            save_checkpoint(source, checkpoint)
+        for name in others:
+            _publish(source, self.folder / name)
         self._written.update(names)
         self._remove_old()
         self.note(f"saved {', '.join(names)} in {self.folder} (epoch {at.epoch} @ {at.updates} updates)")
@@ -228,6 +245,16 @@ class Keeper:
     def _remove_old(self) -> None:
         self._keep_newest(r"checkpoint_\d+_(\d+)\.pt", self.config.keep_interval_updates)
         self._keep_newest(r"checkpoint(\d+)\.pt", self.config.keep_last_epochs)
+        self._remove_unnamed_shards()
+
+    def _remove_unnamed_shards(self) -> None:
+        """Folders with the tensors of this run's checkpoints that have no name any more."""
+        own = [path for path in self.folder.glob(f"{SHARDS_PREFIX}{self.run}-*") if path.is_dir()]
+        if own:
+            named_ones = {mark.shards for path in self.folder.glob("*.pt") if (mark := self._marks.of(path)) is not None}
+            for path in own:
+                if path.name not in named_ones:
+                    shutil.rmtree(path, ignore_errors=True)
 
     def _keep_newest(self, pattern: str, number: int) -> None:
         if number < 0:

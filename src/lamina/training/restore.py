@@ -17,6 +17,7 @@ from lamina.checkpoint.finite import ruined_part
 from lamina.checkpoint.format import Checkpoint, load_weights_
 from lamina.checkpoint.merging import merged_if_it_can
 from lamina.checkpoint.runs import BEFORE_RUNS, is_run, named, new_run
+from lamina.checkpoint.shards import is_sharded
 from lamina.config.differences import flags_for
 from lamina.config.keep import SIDES, KeepConfig
 from lamina.config.train_options import SavingConfig, TrainConfig
@@ -126,7 +127,7 @@ def find_restore_file(saving: SavingConfig) -> Path | None:
     places = [Path(saving.save_dir, saving.restore_file)]
     if saving.restore_file != DEFAULT_RESTORE_FILE:
         places.append(Path(saving.restore_file))
-    return next((path for path in places if path.is_file() or is_exported(path)), None)
+    return next((path for path in places if path.is_file() or is_exported(path) or is_sharded(path)), None)
 
 
 def load_whole(path: Path, read: Callable[[Path], Checkpoint], note: Callable[[str], None], *,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -21,7 +21,6 @@ from lamina.distributed.replicated import ReplicatedWeights
 from lamina.distributed.weights import FlatWeights
 from lamina.errors import ConfigError
 from lamina.fields import flatten
-from lamina.nn.packed_attention import HAS_TRITON
 from lamina.nn.stack import stacks_of
 from lamina.parts.contracts import Beginning, Criterion, Curve, Rates, TrackedRun, ValidatedCurve
 from lamina.tasks.base import Task
@@ -36,6 +35,7 @@ from lamina.training.function_loss import MARK, FunctionLoss, criterion_in_force
 from lamina.training.keeper import Keeper
 from lamina.training.layer_drop import LayerDrop
 from lamina.training.measure import VALIDATED, forget_other_scores_, measure_of, size_of
+from lamina.training.packed_runs import is_packed, was_packed
 from lamina.training.profiling import UpdateProfiler
 from lamina.training.progress import Progress
 from lamina.training.report import Reporter
@@ -59,7 +59,9 @@ from lamina.training.train_log import TrainLog
 from lamina.training.update import Updater
 from lamina.training.utilization import peak_flops, utilization_per_speed
 from lamina.training.validator import Validator
-from lamina.traits import PAIRS
+
+if TYPE_CHECKING:
+    from lamina.distributed.shard_writer import ShardWriter
 
 
 @dataclass(frozen=True)
@@ -110,18 +112,19 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
     dtype = compute_type(config.precision, ranks.device, reporter.note)
     if advice := config.model.surface.advice():
         reporter.note(advice)
-    packs = is_packed(config, dtype, ranks.device)
+    packs = is_packed(config, dtype, ranks.device, reporter.note)
     is_sharded = config.ranks.is_sharded and ranks.talks
     with mapped_files() if is_sharded else nullcontext():
         start = starting_point(config, torch.device("cpu") if is_sharded else ranks.device, reporter.note, reporter.warn)
     # A pruned checkpoint decides how deep the model is; from here on this is the configuration, also on disk.
     config = pruned_config(config, None if start is None else start.checkpoint, reporter.note)
-    config = settled(config, start, reporter.note, was_packed=packs and dtype != torch.float32 and config.kind.has(PAIRS))
+    config = settled(config, start, reporter.note, was_packed=was_packed(config, dtype, ranks.device))
     criterion = criterion_in_force(config, function, start, reporter.note)
     schedule = _schedule(config)
     task = open_task(config, ranks, reporter)
     feeds = Feeds(task, config, ranks.device, reporter.note, is_packed=packs)
-    keeper = Keeper(config.saving, reporter.note, run_to_be(start, config.saving))
+    run = run_to_be(start, config.saving)
+    keeper = Keeper(config.saving, reporter.note, run, _shard_writer(config, ranks, run, reporter))
     model, weights = _begin(config, task, ranks, dtype, start, feeds, keeper, reporter)
     updater = _updater(config, task, model, dtype, ranks, keeper, reporter, criterion, weights)
     progress = Progress()
@@ -150,12 +153,6 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
                profiler=UpdateProfiler(config.log.profiled, keeper.folder, ranks.rank, ranks.device, reporter.note))
 
 
-def is_packed(config: TrainConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Where attention has kernels for it."""
-    return (config.precision.packs and device.type == "cuda" and (dtype != torch.float32 or HAS_TRITON)
-            and (config.batches.max_tokens is not None or not config.kind.has(PAIRS)))
-
-
 def _schedule(config: TrainConfig) -> Curve:
     options = config.optimization
     return options.schedule.build(Rates(options.lr, options.min_lr, options.max_update))
@@ -167,6 +164,17 @@ def open_task(config: TrainConfig, ranks: Ranks, reporter: Reporter) -> Task:
         verify_splits(task.data_parts(task.folders), (config.data.train_subset, *task.valid_splits), config.data.verify,
                       pair=task.language_pair, note=reporter.note)
     return task
+
+
+def _shard_writer(config: TrainConfig, ranks: Ranks, run: str, reporter: Reporter) -> ShardWriter | None:
+    if not (config.saving.is_on and config.saving.is_sharded):
+        return None
+    if not ranks.talks:
+        reporter.note("--sharded-save has no effect on one rank: its checkpoints are ordinary files")
+        return None
+    from lamina.distributed.shard_writer import ShardWriter  # here, since it takes a second to import
+
+    return ShardWriter(ranks, config.ranks.num_shards(ranks.size), run, 60 * config.ranks.timeout)
 
 
 def _begin(config: TrainConfig, task: Task, ranks: Ranks, dtype: torch.dtype, start: StartingPoint | None, feeds: Feeds,

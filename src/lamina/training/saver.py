@@ -51,8 +51,11 @@ class Saver:
             # The update before may have ruined the weights: what is on disk is better than what would replace it.
             self.reporter.note(f"no checkpoint now: {self.watch.doubt}")
             return
+        shards = self.keeper.shards
+        if shards is not None and not shards.takes_part:
+            return
         checkpoint = self.checkpoint(metrics)
-        if not self.ranks.is_first:
+        if shards is None and not self.ranks.is_first:
             return
         at = At(epoch, self.progress.updates)
         if self.config.saving.merges_adapter and (merged := [name for name in names if name != LAST_NAME]):
@@ -84,16 +87,25 @@ class Saver:
                                     "scale": self.updater.scale.state()}
         if signatures := {name: text for name, text in self.task.signatures.items() if name in metrics}:
             training["signatures"] = signatures
+        is_in_rows = self.keeper.shards is not None
+        pieces = self.updater.optimizer.pieces() if self.config.saving.has_optimizer_state else {}
         if self.config.saving.has_optimizer_state:
-            training["optimizer"] = optimizer_state(self.updater)
+            state = self.updater.optimizer.state()
+            training["optimizer"] = ({name: value for name, value in state.items() if name not in pieces} if is_in_rows else
+                                     optimizer_state(self.updater))
             training["optimizer_kind"] = self.config.optimization.optimizer.name
-        return Checkpoint(
+        checkpoint = Checkpoint(
             config=flatten(self.config),
             languages=tuple(self.task.languages),
             dictionaries=tuple(vocabulary.to_text() for vocabulary in self.task.vocabularies),
             subwords=tuple(map(subword_to_dict, self.task.subwords)),
-            weights=self.updater.weights.state_dict(),
+            weights={} if is_in_rows else self.updater.weights.state_dict(),
             training=training,
             metrics=metrics,
             origin=origin(),
         )
+        if not is_in_rows:
+            return checkpoint
+        from lamina.distributed.shard_writer import with_own_rows  # here: it takes a second to import
+
+        return with_own_rows(checkpoint, self.updater.weights, pieces)

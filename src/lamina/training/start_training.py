@@ -7,6 +7,7 @@ import os
 from lamina import console
 from lamina.config.train_options import TrainConfig
 from lamina.distributed.signals import saves_wait
+from lamina.garbage import no_garbage_collection
 
 
 def start_training(config: TrainConfig) -> None:
@@ -17,10 +18,11 @@ def start_training(config: TrainConfig) -> None:
 
 def _start(config: TrainConfig) -> None:
     # Here, not above: a signal that comes while torch is loaded waits until there is something to save.
-    import torch
+    with no_garbage_collection():
+        import torch
 
-    from lamina.distributed.launch import num_to_start, start_ranks
-    from lamina.training.whole_run import is_for_gpu, run_training
+        from lamina.distributed.launch import num_to_start, start_ranks
+        from lamina.training.whole_run import is_for_gpu, run_training
 
     is_on_gpu = is_for_gpu(config)
     number = num_to_start(config.ranks, os.environ, torch.cuda.device_count() if is_on_gpu else 0)
