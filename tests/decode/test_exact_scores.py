@@ -60,7 +60,7 @@ def test_company_changes_no_bit(changes):
     generator = np.random.default_rng(2)
     rows = [np.append(generator.integers(4, VOCABULARY_SIZE, size), EOS) for size in generator.integers(4, 40, 24)]
     expected = {number: next(search.each([row], num_slots=1, device=CPU))[1] for number, row in enumerate(rows)}
-    # A surface is pooled over so many places, and a learned gate is the sigmoid of so many numbers: how many decides on rounding.
+    # A surface is pooled over all places, and learned gates are computed side by side: how many there are decides on rounding.
     has_surface = isinstance(model.head, SurfaceHead)
     for found in (dict(search.each(rows, num_slots=24, device=CPU)), joining(search, rows, 1)):
         for number, own in expected.items():
