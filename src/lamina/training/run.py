@@ -14,7 +14,6 @@ import torch
 from lamina import console
 from lamina.checkpoint.marks import marks_of
 from lamina.config.train_options import BY_BATCH, BY_SENTENCE, TrainConfig
-from lamina.cuda_graphs.train_pass import COST_OF_EAGER
 from lamina.data.file_guard import FileGuard
 from lamina.data.verify import verify_splits
 from lamina.distributed.ranks import ALONE, Ranks
@@ -22,7 +21,6 @@ from lamina.distributed.replicated import ReplicatedWeights
 from lamina.distributed.weights import FlatWeights
 from lamina.errors import ConfigError
 from lamina.fields import flatten
-from lamina.nn.packed_attention import HAS_TRITON
 from lamina.nn.stack import stacks_of
 from lamina.parts.contracts import Beginning, Criterion, Curve, Rates, TrackedRun, ValidatedCurve
 from lamina.tasks.base import Task
@@ -37,6 +35,7 @@ from lamina.training.function_loss import MARK, FunctionLoss, criterion_in_force
 from lamina.training.keeper import Keeper
 from lamina.training.layer_drop import LayerDrop
 from lamina.training.measure import VALIDATED, forget_other_scores_, measure_of, size_of
+from lamina.training.packed_runs import is_packed
 from lamina.training.profiling import UpdateProfiler
 from lamina.training.progress import Progress
 from lamina.training.report import Reporter
@@ -114,10 +113,7 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
     dtype = compute_type(config.precision, ranks.device, reporter.note)
     if advice := config.model.surface.advice():
         reporter.note(advice)
-    packs = is_packed(config, dtype, ranks.device)
-    if ranks.device.type == "cuda" and dtype == torch.float32 and config.precision.packs and not HAS_TRITON:
-        reporter.note("batches are not packed: attention over packed rows of float32 needs Triton and a C compiler (gcc, clang "
-                      f"or CC). Where shapes of batches do not come again, updates are eager. {COST_OF_EAGER}")
+    packs = is_packed(config, dtype, ranks.device, reporter.note)
     is_sharded = config.ranks.is_sharded and ranks.talks
     with mapped_files() if is_sharded else nullcontext():
         start = starting_point(config, torch.device("cpu") if is_sharded else ranks.device, reporter.note, reporter.warn)
@@ -156,12 +152,6 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
                checks=Checks(config, progress, schedule, rules, validator, saver, reporter), watch=watch,
                files=FileGuard(task.folders, (config.data.train_subset, *task.valid_splits)), reporter=reporter, log=log,
                profiler=UpdateProfiler(config.log.profiled, keeper.folder, ranks.rank, ranks.device, reporter.note))
-
-
-def is_packed(config: TrainConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Where attention has kernels for it."""
-    return (config.precision.packs and device.type == "cuda" and (dtype != torch.float32 or HAS_TRITON)
-            and (config.batches.max_tokens is not None or not config.kind.has(PAIRS)))
 
 
 def _schedule(config: TrainConfig) -> Curve:

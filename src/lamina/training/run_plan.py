@@ -26,9 +26,10 @@ from lamina.training.freezing import freeze_
 from lamina.training.function_loss import criterion_in_force
 from lamina.training.introduction import effective_batch
 from lamina.training.memory_plan import bytes_kept, bytes_of_state, bytes_sent
+from lamina.training.packed_runs import is_packed
 from lamina.training.report import Reporter
 from lamina.training.restore import StartingPoint, pruned_config, restore_weights_, starting_point
-from lamina.training.run import is_packed, open_task
+from lamina.training.run import open_task
 from lamina.training.settled import settled
 from lamina.training.tracking import check_package
 from lamina.training.whole_run import is_for_gpu
@@ -108,7 +109,7 @@ def plan_of(config: TrainConfig) -> RunPlan:
 def _fill(plan: RunPlan, config: TrainConfig, device: torch.device, dtype: torch.dtype, problems: list[str]) -> None:
     reporter = Reporter(replace(config.log, format="none"), ALONE, config.optimization)
     reporter.note = _silent  # type: ignore[method-assign]
-    packs = is_packed(config, dtype, device)
+    packs = is_packed(config, dtype, device, _silent)
     start: StartingPoint | None = None
     with _noting(problems):
         start = starting_point(config, torch.device("cpu"), _silent, _silent)
