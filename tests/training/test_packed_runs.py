@@ -19,7 +19,7 @@ def config_of(**words):
 
 @pytest.mark.parametrize(("words", "device", "expected"), [
     ({}, GPU, True), ({}, torch.device("cpu"), False), ({"pack": False}, GPU, False),
-    ({"max-tokens": None, "batch-size": 8}, GPU, False), (MASKED, GPU, True), ({**MASKED, "pack": False}, GPU, False)])
+    ({"max-tokens": None, "batch-size": 8}, GPU, True), (MASKED, GPU, True), ({**MASKED, "pack": False}, GPU, False)])
 def test_half_precision_is_packed_on_a_gpu(words, device, expected):
     assert is_packed(config_of(**words), torch.bfloat16, device, pytest.fail) == expected
 

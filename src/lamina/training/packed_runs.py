@@ -14,8 +14,7 @@ from lamina.traits import PAIRS
 
 def is_packed(config: TrainConfig, dtype: torch.dtype, device: torch.device, note: Callable[[str], object]) -> bool:
     """Where attention has kernels for it."""
-    is_limited = config.batches.max_tokens is not None or not config.kind.has(PAIRS)
-    if not (config.precision.packs and device.type == "cuda" and is_limited):
+    if not config.precision.packs or device.type != "cuda":
         return False
     if dtype != torch.float32:
         return True
@@ -26,3 +25,9 @@ def is_packed(config: TrainConfig, dtype: torch.dtype, device: torch.device, not
                  f"{reason}. Where shapes of batches do not come again, updates are eager. {COST_OF_EAGER}")
             return False
     return True
+
+
+def was_packed(config: TrainConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether such a run was packed when checkpoints did not say yet how their batches were ordered."""
+    return (config.precision.packs and device.type == "cuda" and dtype != torch.float32 and config.kind.has(PAIRS)
+            and config.batches.max_tokens is not None)

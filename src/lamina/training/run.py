@@ -35,7 +35,7 @@ from lamina.training.function_loss import MARK, FunctionLoss, criterion_in_force
 from lamina.training.keeper import Keeper
 from lamina.training.layer_drop import LayerDrop
 from lamina.training.measure import VALIDATED, forget_other_scores_, measure_of, size_of
-from lamina.training.packed_runs import is_packed
+from lamina.training.packed_runs import is_packed, was_packed
 from lamina.training.profiling import UpdateProfiler
 from lamina.training.progress import Progress
 from lamina.training.report import Reporter
@@ -59,7 +59,6 @@ from lamina.training.train_log import TrainLog
 from lamina.training.update import Updater
 from lamina.training.utilization import peak_flops, utilization_per_speed
 from lamina.training.validator import Validator
-from lamina.traits import PAIRS
 
 if TYPE_CHECKING:
     from lamina.distributed.shard_writer import ShardWriter
@@ -119,7 +118,7 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
         start = starting_point(config, torch.device("cpu") if is_sharded else ranks.device, reporter.note, reporter.warn)
     # A pruned checkpoint decides how deep the model is; from here on this is the configuration, also on disk.
     config = pruned_config(config, None if start is None else start.checkpoint, reporter.note)
-    config = settled(config, start, reporter.note, was_packed=packs and dtype != torch.float32 and config.kind.has(PAIRS))
+    config = settled(config, start, reporter.note, was_packed=was_packed(config, dtype, ranks.device))
     criterion = criterion_in_force(config, function, start, reporter.note)
     schedule = _schedule(config)
     task = open_task(config, ranks, reporter)
