@@ -506,10 +506,10 @@ def uneven(tmp_path_factory):
     return folder
 
 
-MASKED = "--task masked_lm --tokens-per-sample 24 --sample-break-mode"
-KINDS = {"masked": ("lm", f"{MASKED} eos --max-tokens 200"),
-         "blocks": ("lm", f"{MASKED} complete --max-tokens 200"),
-         "layerdrop": ("lm", f"{MASKED} eos --max-tokens 400 --encoder-layerdrop 0.5"),
+BLOCKS = "--task masked_lm --tokens-per-sample 24 --sample-break-mode"
+KINDS = {"masked": ("lm", f"{BLOCKS} eos --max-tokens 200"),
+         "blocks": ("lm", f"{BLOCKS} complete --max-tokens 200"),
+         "layerdrop": ("lm", f"{BLOCKS} eos --max-tokens 400 --encoder-layerdrop 0.5"),
          "classes": ("task", "--task sentence_prediction --num-classes 2 --batch-size 16")}
 
 
