@@ -321,7 +321,7 @@ class TrainConfig:
         draws = self.optimization.layer_drop_draws
         check(draws in (None, BY_SENTENCE) or any(stack.layer_drop_p for stack in (self.model.encoder, self.model.decoder)),
               "--layerdrop-draws has no effect without --encoder-layerdrop or --decoder-layerdrop. Add one, or leave it out.")
-        check(not (draws == BY_BATCH and self.ranks.is_sharded),
+        check(not (draws == BY_BATCH and self.ranks.is_sharded and self.ranks.reshards),
               "--layerdrop-draws batch lets ranks run different layers at the same time, and with --fsdp they hold each "
               "other's weights: leave one of them out.")
 

@@ -233,6 +233,10 @@ def _weights(config: TrainConfig, model: Any, dtype: torch.dtype, ranks: Ranks, 
             reporter.note("--fsdp has no effect on one rank: it holds all weights")
         return FlatWeights(model, dtype, accumulates=accumulates)
     if options.is_sharded:
+        if not options.reshards:
+            from lamina.distributed.gathered import GatheredWeights
+
+            return GatheredWeights(model, dtype, ranks)
         from lamina.distributed.sharded import ShardedWeights  # here, since it takes a second to import
 
         return ShardedWeights(model, dtype, ranks, shard_size=options.num_shards(ranks.size))
