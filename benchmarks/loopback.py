@@ -17,6 +17,23 @@ STARTED = re.compile(r"serving on http://(.+):(\d+);")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
+def cpu_seconds(pid: int) -> float:
+    """Of all threads of a process and of those that it has started."""
+    return sum(int(value) for own in family(pid) for value in read(own, "stat").rpartition(")")[2].split()[11:13]) / TICKS
+
+
+def family(pid: int) -> list[int]:
+    """A process and all below it."""
+    threads = os.listdir(f"/proc/{pid}/task")
+    children = [int(child) for thread in threads for child in read(pid, f"task/{thread}/children").split()]
+    return [pid, *(own for child in children for own in family(child))]
+
+
+def read(pid: int, name: str) -> str:
+    with open(f"/proc/{pid}/{name}", encoding="utf-8") as file:
+        return file.read()
+
+
 class Server:
     """`lamina serve`, on a free port of the loopback interface."""
 
@@ -33,19 +50,15 @@ class Server:
         sys.exit("".join(said))
 
     def cpu_seconds(self) -> float:
-        """Of all its threads."""
-        fields = self._read("stat").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
+        return cpu_seconds(self.process.pid)
 
     def resident_mib(self) -> float:
-        return int(self._read("statm").split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+        """Of all its processes; what they share counts once."""
+        own = (re.search(r"^Pss:\s+(\d+) kB", read(pid, "smaps_rollup"), re.MULTILINE) for pid in family(self.process.pid))
+        return sum(int(found[1]) for found in own if found) / 1024
 
     def num_files(self) -> int:
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
-
-    def _read(self, name: str) -> str:
-        with open(f"/proc/{self.process.pid}/{name}", encoding="utf-8") as file:
-            return file.read()
+        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in family(self.process.pid))
 
     @property
     def is_alive(self) -> bool:

@@ -67,8 +67,9 @@ TECHNIQUES: dict[str, tuple[str, ...]] = {
     "grouped": (),
     "sharded": ("--fsdp",),
     "sharded-eager": ("--fsdp", "--no-cuda-graphs"),
+    "gathered": ("--fsdp", "--no-reshard-after-forward"),
 }
-GROUPED = ("grouped", "sharded", "sharded-eager")
+GROUPED = ("grouped", "sharded", "sharded-eager", "gathered")
 HAS_GPU = torch.cuda.is_available()
 # Updates of a line in the log: a few milliseconds each on a GPU, a good part of a second on a processor.
 INTERVAL = 10 if HAS_GPU else 2

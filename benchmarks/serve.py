@@ -1,11 +1,12 @@
 """How fast `lamina serve` is, how long its clients wait, and whether anything grows or breaks: on the loopback interface only.
 
-    OMP_NUM_THREADS=1 python benchmarks/serve.py load latency
+    python benchmarks/serve.py load latency
     python benchmarks/serve.py soak --soak-seconds 300 --checkpoint checkpoints/checkpoint_best.pt --data data
 
 `load`: many clients (--clients) with one sentence at a time, beside what `lamina generate --batch-size 64` does in a warm
-process; the two take turns, round by round, and the best round counts. Both translate the same sentences, and all answers are
-compared. Besides sentences per second there are sentences per CPU second, which other work on the machine distorts less.
+process (on a CPU with as many processes as threads, OMP_NUM_THREADS, on both sides); the two take turns, round by round, and
+the best round counts. Both translate the same sentences, and all answers are compared. Besides sentences per second there are
+sentences per CPU second, of all processes of each side, which other work on the machine distorts less.
 `latency`: clients that come at random times, at a share (--share) of that speed. `soak`: likewise, for minutes, at two depths,
 while others disconnect, or send what is malformed or too large; it looks at memory and file descriptors, at each answer, and at
 the exit status. It exits with 1 if anything of that is wrong.
@@ -19,6 +20,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import random
 import sys
 import tempfile
@@ -33,13 +35,17 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from loopback import Connection, Server
+from loopback import Connection, Server, cpu_seconds
 from made_up import made_up_checkpoint, write_folder
 from table import machine, show
 
 import lamina
+from lamina.api.outputs import search_config
 from lamina.checkpoint.format import save_checkpoint
 from lamina.data.corpus import find_languages, load_dictionaries, open_corpus
+from lamina.decode.batched_search import search_rows
+from lamina.decode.search import Search
+from lamina.decode.search_workers import search_workers
 from lamina.threads import settle_threads
 
 BATCH_SIZE = 64
@@ -88,11 +94,17 @@ def baseline(turns: Pipe, work: Work) -> None:
     settle_threads()
     is_on_cpu = work.precision == "cpu"
     model = lamina.load(work.path, device="cpu" if is_on_cpu else "cuda", dtype="fp32" if is_on_cpu else work.precision)
-    limit = {"batch_size": BATCH_SIZE} if is_on_cpu else {}
-    while (depth := turns.recv()) is not None:
-        started, cpu = time.perf_counter(), time.process_time()
-        found = model.translate(work.lines, depth=depth, **limit, **work.options)  # type: ignore[call-overload]
-        turns.send((time.perf_counter() - started, time.process_time() - cpu, [own.text for own in found]))
+    rows = [model.encode_source(line) for line in work.lines]
+    search = Search(model.models, search_config(**work.options), vocabulary=model.vocabularies[1])
+    searches = {depth: search.at(model.active_layers(depth)) for depth in ("full", "half")}
+    with search_workers(list(searches.values()), len(rows)) as workers:
+        while (depth := turns.recv()) is not None:
+            started, cpu = time.perf_counter(), cpu_seconds(os.getpid())
+            texts = [""] * len(rows)
+            for found in search_rows(searches[depth], rows, device=model.device, batch_size=BATCH_SIZE if is_on_cpu else None,
+                                     workers=workers):
+                texts[found.index] = model.translation(found.hypotheses, rows[found.index].tolist()).text
+            turns.send((time.perf_counter() - started, cpu_seconds(os.getpid()) - cpu, texts))
 
 
 # -- clients
@@ -340,7 +352,7 @@ def main() -> None:
 
 def measured(work: Work, options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
     turns, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=baseline, daemon=True, args=(theirs, work))
+    process = multiprocessing.get_context("spawn").Process(target=baseline, args=(theirs, work))
     process.start()
     theirs.close()
     server, rows, problems = Server(work.words), [], []

@@ -28,6 +28,7 @@ from lamina.cuda_graphs.train_pass import CapturedPasses
 from lamina.data.flat_texts import FlatSentences, end_to_end, flat_row
 from lamina.data.labelled_sentences import SentenceBatch
 from lamina.data.layer_subsets import LayerSubsets
+from lamina.distributed.gathered import GatheredWeights
 from lamina.distributed.launch import joined
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.distributed.replicated import ReplicatedWeights
@@ -257,7 +258,11 @@ def sharded(model: Any, dtype: torch.dtype, ranks: Ranks) -> FlatWeights:
     return ShardedWeights(model, dtype, ranks)
 
 
-KINDS = {"replicated": replicated, "sharded": sharded}
+def gathered(model: Any, dtype: torch.dtype, ranks: Ranks) -> FlatWeights:
+    return GatheredWeights(model, dtype, ranks)
+
+
+KINDS = {"replicated": replicated, "sharded": sharded, "gathered": gathered}
 # Where weights are sharded, all ranks have to run the same layers at a time.
 PAIRS = [(name, kind) for name, case in CASES.items() for kind in KINDS if kind != "sharded" or not case.draws_by_batch]
 
@@ -292,6 +297,8 @@ def _work(local: int, size: int, meeting: str, folder: str) -> None:
         for name, dtype in REPLAYED:
             outcome = train_updates(CASES[name], ranks, replicated, dtype, is_replayed=True)
             torch.save(tuple(outcome), Path(folder, f"{name}-replayed {dtype}-{ranks.rank}.pt"))
+            outcome = train_updates(CASES[name], ranks, gathered, dtype, is_replayed=True)
+            torch.save(tuple(outcome), Path(folder, f"{name}-replayed, gathered {dtype}-{ranks.rank}.pt"))
         for name, case in COMPILED.items():  # on every second rank: what ranks send is the same
             outcome = train_updates(case, ranks, sharded, is_compiled=ranks.rank % 2 == 0)
             torch.save(tuple(outcome), Path(folder, f"{name}-compiled-{ranks.rank}.pt"))

@@ -1,5 +1,6 @@
 """Masked language models and sentence classifiers: `lamina train` and what `lamina.load` makes of the result."""
 
+import json
 import re
 import shlex
 import shutil
@@ -12,7 +13,8 @@ import lamina
 from lamina.checkpoint.format import load_checkpoint
 from lamina.cli import main
 from lamina.errors import ConfigError, DataError
-from tiny import TINY_MASKED_FLAGS
+from lamina.training import run as run_module
+from tiny import TINY_MASKED_FLAGS, write_text
 
 SUBJECTS, VERBS, PLACES = "cat dog bird child".split(), "sat slept sang ran".split(), "mat tree garden river".split()
 GOOD, BAD = "lovely fine happy bright".split(), "awful sad gloomy broken".split()
@@ -489,3 +491,40 @@ def test_numbered_parts_are_added(folder, tmp_path, capsys):
             shutil.copy(data / name / f"valid.{ending}", data / name / f"train1.{ending}")
     assert train(data, tmp_path / "out", *FINE, "--max-update", "1") == 0
     assert "280 sentences in" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory):
+    """Sentences of many lengths: lm/ and task/, where the label says whether there are more than five words."""
+    folder = tmp_path_factory.mktemp("uneven")
+    for split, number, seed in (("train", 150, 0), ("valid", 20, 1)):
+        text = write_text(folder / "text", number, seed=seed, split=split)
+        lines = (text / f"{split}.en").read_text(encoding="utf-8").splitlines()
+        write_lines(text / f"{split}.label", ["long" if len(line.split()) > 5 else "short" for line in lines])
+    for name, ending in (("lm", "en"), ("task/input0", "en"), ("task/label", "label")):
+        preprocess("--trainpref", text / f"train.{ending}", "--validpref", text / f"valid.{ending}", "--destdir", folder / name)
+    return folder
+
+
+BLOCKS = "--task masked_lm --tokens-per-sample 24 --sample-break-mode"
+KINDS = {"masked": ("lm", f"{BLOCKS} eos --max-tokens 200"),
+         "blocks": ("lm", f"{BLOCKS} complete --max-tokens 200"),
+         "layerdrop": ("lm", f"{BLOCKS} eos --max-tokens 400 --encoder-layerdrop 0.5"),
+         "classes": ("task", "--task sentence_prediction --num-classes 2 --batch-size 16")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_one_shape_train_as_rows_without_pads_do(uneven, tmp_path, monkeypatch, kind):
+    """As a GPU packs them, which a CPU never chooses."""
+    data, flags = KINDS[kind]
+    found = []
+    for is_packed in (False, True):
+        monkeypatch.setattr(run_module, "is_packed", lambda *_, is_packed=is_packed: is_packed)
+        save_dir = tmp_path / str(is_packed)
+        assert train(uneven / data, save_dir, *flags.split(), "--max-epoch", 2, "--required-batch-size-multiple", 1, "--lr",
+                     0.003, "--warmup-updates", 4, "--log-interval", 1) == 0
+        rows = map(json.loads, (save_dir / "train.jsonl").read_text(encoding="utf-8").splitlines())
+        found.append([row["loss"] for row in rows if row["where"] in ("train", "valid")])
+    flat, packed = found
+    assert len(set(flat)) >= 8
+    assert packed == pytest.approx(flat, rel=1e-5)

@@ -156,6 +156,31 @@ def test_mixed_batches_are_those_of_packed_rows(corpus):
         assert max(rows.ids.numel() for rows in batch.inputs) <= 50
 
 
+def packed_feed_of(corpus, **limits):
+    own = BatchConfig(**{"order": "mixed", "max_tokens": None, "multiple": 1} | limits)
+    return Feed(corpus, seed=1, limits=own, device=CPU, max_positions=(64, 64), is_shuffled=True, is_packed=True)
+
+
+def test_rows_of_so_many_sentences_have_one_shape_too(corpus):
+    feed = packed_feed_of(corpus, max_sentences=12)
+    batches = list(feed.batches(1))
+    assert sorted(index for batch in batches for index in batch.indices) == list(range(60))
+    assert {batch.shape for batch in batches} == {feed.packed_shape}
+    assert max(batch.num_sentences for batch in batches) == 12
+    assert len(batches) <= 6  # of 5, if chance makes none longer
+    most = packed_feed_of(corpus, max_sentences=4, max_tokens=2048).packed_shape
+    assert most.places < 512  # where four sentences never fill 2048 places
+    assert packed_feed_of(corpus, max_tokens=512).packed_shape.places == 512
+
+
+@pytest.mark.parametrize("limits", [{"order": "length"}, {"curriculum": 1}])
+def test_so_many_sentences_in_order_of_length_have_rows_of_their_own(corpus, limits):
+    feed = packed_feed_of(corpus, max_sentences=12, **limits)
+    assert feed.packed_shape is None
+    assert [len(batch.indices) for batch in feed.batches(1)] == [12] * 5
+    assert packed_feed_of(corpus, max_sentences=12, max_tokens=128, **limits).packed_shape.places == 128
+
+
 def test_mixed_batches_keep_their_limits(corpus):
     plan = feed_of(corpus, order="mixed", max_tokens=None, max_sentences=7).plan(1)
     assert list(map(len, plan)) == [7] * 8 + [4]

@@ -36,14 +36,15 @@ def test_ranks_with_a_batch_each_equal_one_rank_that_accumulates(outcomes, name,
             torch.testing.assert_close(found.weights[parameter], value, rtol=0, atol=1e-6, msg=parameter)
 
 
+@pytest.mark.parametrize("kind", ["replayed", "replayed, gathered"])
 @pytest.mark.parametrize(("name", "dtype"), REPLAYED)
-def test_ranks_that_replay_equal_one_rank_that_replays(outcomes, name, dtype):
+def test_ranks_that_replay_equal_one_rank_that_replays(outcomes, name, dtype, kind):
     """Whatever is replayed where: ranks that do not replay send the same pieces in the same order."""
     size, folder = outcomes
     expected = reference(CASES[name], dtype, is_replayed=True)
     tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     for rank in range(size):
-        found = read(folder, name, f"replayed {dtype}", rank)
+        found = read(folder, name, f"{kind} {dtype}", rank)
         assert found.counts == expected.counts
         torch.testing.assert_close(found.numbers, expected.numbers, **tolerance)
         for parameter in found.weights:

@@ -21,6 +21,7 @@ FLAGS = (*TINY_FLAGS, "--cpu", "--encoder-layers", "3", "--decoder-layers", "2",
          "--max-epoch", "2", "--log-format", "none", "--num-workers", "0", "--no-save")
 TECHNIQUES = ("--init-type", "admin", "--surfacefusion", "att", "--encoder-layerdrop", "0.3")
 KINDS = {"replicated": (), "techniques": TECHNIQUES, "sharded": ("--fsdp", *TECHNIQUES),
+         "gathered": ("--fsdp", "--no-reshard-after-forward", *TECHNIQUES),
          "hybrid": ("--fsdp", "--fsdp-size", "4", *TECHNIQUES)}
 
 
@@ -29,7 +30,8 @@ def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("many"), num_lines=96)
 
 
-@pytest.mark.parametrize(("size", "kind"), [(8, "replicated"), (64, "techniques"), (8, "sharded"), (64, "hybrid")])
+@pytest.mark.parametrize(("size", "kind"), [(8, "replicated"), (64, "techniques"), (8, "sharded"), (8, "gathered"),
+                                            (64, "hybrid")])
 def test_all_ranks_call_the_same_collectives_and_hold_what_was_planned(size, kind, data, tmp_path):
     words = [str(data), *FLAGS, *KINDS[kind]]
     own = (0, size - 1)  # the one that writes, and one that is without a batch at an epoch's end

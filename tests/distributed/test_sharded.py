@@ -71,16 +71,17 @@ def runs(tmp_path_factory):
     assert main(train(data, folder / "one", "--max-epoch", "2", "--update-freq", "4")) == 0
     codes = run_commands(4, [
         train(data, folder / "hybrid", "--max-epoch", "2", "--fsdp", "--fsdp-size", "2"),
+        train(data, folder / "gathered", "--max-epoch", "2", "--fsdp", "--no-reshard-after-forward"),
         train(data, folder / "begun", "--max-update", "1", "--fsdp"),
         train(data, folder / "begun", "--max-epoch", "2", "--fsdp", "--fsdp-size", "2"),
         train(data, folder / "uneven", "--fsdp", "--fsdp-size", "3"),
         train(data, folder / "matrices", "--fsdp", "--fsdp-size", "2", "--optimizer", "muon"),
     ], folder)
-    assert codes == [[0, 0, 0, 2, 2]] * 4, (folder / "0.err").read_text()
+    assert codes == [[0, 0, 0, 0, 2, 2]] * 4, (folder / "0.err").read_text()
     return folder
 
 
-@pytest.mark.parametrize("name", ["hybrid", "begun"])
+@pytest.mark.parametrize("name", ["hybrid", "gathered", "begun"])
 def test_a_run_is_that_of_one_process(runs, name):
     """Begun by Admin's profile, which all ranks take together; validated and saved in pieces; resumed in other groups."""
     ours, theirs = (load_checkpoint(runs / which / "checkpoint_last.pt") for which in ("one", name))
@@ -93,6 +94,13 @@ def test_groups_that_do_not_divide_the_ranks_are_refused(runs):
     said = "".join((runs / f"{rank}.err").read_text() for rank in range(4))
     assert said.count("--fsdp-size is 3, and 4 ranks cannot be split into groups of that size") == 1
     assert said.count("--optimizer muon puts matrices together among all ranks, and --fsdp-size 2 keeps several copies") == 1
+
+
+@pytest.mark.parametrize(("options", "reason"), [({}, "no effect without --fsdp"),
+                                                 ({"fsdp": True, "fsdp_size": 2}, "shares them")])
+def test_keeping_weights_whole_wants_shards_among_all(options, reason):
+    with pytest.raises(ConfigError, match=reason):
+        RanksConfig(reshards=False, **options)
 
 
 def test_a_size_of_groups_wants_shards():

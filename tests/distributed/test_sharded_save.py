@@ -43,7 +43,7 @@ def resumed(runs):
     folder = runs / "two"
     folder.mkdir()
     more = ("--max-epoch", "2", "--update-freq", "2")
-    for name in ("two-sharded", "two-replicated", "two-from-hybrid", "one"):
+    for name in ("two-sharded", "two-gathered", "two-replicated", "two-from-hybrid", "one"):
         source = runs / ("hybrid" if name == "two-from-hybrid" else "begun")
         shutil.copytree(source, runs / name)
     unlike = ("--max-update", "2", "--optimizer", "muon", "--freeze", "encoder.layers.0.*", "--fsdp")
@@ -51,10 +51,11 @@ def resumed(runs):
         train(runs / "data", runs / "two-sharded", *more, *SHARDED),
         train(runs / "data", runs / "two-replicated", *more),
         train(runs / "data", runs / "two-from-hybrid", *more, *SHARDED),
+        train(runs / "data", runs / "two-gathered", *more, *SHARDED, "--no-reshard-after-forward"),
         train(runs / "data", runs / "unlike-file", *unlike),
         train(runs / "data", runs / "unlike-sharded", *unlike, "--sharded-save"),
     ], folder)
-    assert codes == [[0] * 5] * 2, (folder / "0.err").read_text()
+    assert codes == [[0] * 6] * 2, (folder / "0.err").read_text()
     assert main(train(runs / "data", runs / "one", "--max-epoch", "2", "--update-freq", "4", *SHARDED)) == 0
     return runs
 
@@ -111,7 +112,7 @@ def test_the_same_names_are_kept_and_no_rows_without_one(runs):
     assert not list((runs / "whole").glob(".*.part"))
 
 
-@pytest.mark.parametrize("name", ["two-sharded", "two-replicated", "two-from-hybrid", "one"])
+@pytest.mark.parametrize("name", ["two-sharded", "two-gathered", "two-replicated", "two-from-hybrid", "one"])
 def test_another_number_of_ranks_resumes(resumed, name):
     expected, found = (load_checkpoint(resumed / folder / "checkpoint_last.pt") for folder in ("whole", name))
     assert found.training["progress"]["updates"] == expected.training["progress"]["updates"]

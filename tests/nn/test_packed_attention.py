@@ -119,11 +119,23 @@ def test_numbers_of_float32_have_tiles_and_products_of_their_own(monkeypatch):
 def test_where_a_kernel_for_float32_does_not_work_plain_operations_serve(monkeypatch):
     asked = []
     monkeypatch.setattr(kernels_module, "HAS_TRITON", True)
-    monkeypatch.setattr(kernels_module, "_works_in_float32", lambda *arguments: asked.append(arguments) or False)
+    monkeypatch.setattr(kernels_module, "_failure_in_float32", lambda *arguments: asked.append(arguments) or "out of memory")
     device = torch.device("cuda")
     has = kernels_module._has_kernels
     assert has(device, torch.bfloat16, 64, False, 0.0)
-    assert not has(device, torch.float32, 64, True, 0.1)
+    with pytest.warns(UserWarning, match="several times as long: out of memory"):
+        assert not has(device, torch.float32, 64, True, 0.1)
     assert asked == [(device, 64, True, True, "ieee")]
     assert not has(device, torch.bfloat16, 1024, False, 0.0)
     assert not has(torch.device("cpu"), torch.bfloat16, 64, False, 0.0)
+
+
+@pytest.mark.parametrize(("has_triton", "channels", "failure", "said"), [
+    (False, 64, "", "a C compiler"), (True, 1024, "", "up to 512 channels"), (True, 64, "out of resource", "out of resource"),
+    (True, 64, "", "")])
+def test_a_run_knows_ahead_why_float32_has_no_kernels(has_triton, channels, failure, said, monkeypatch):
+    monkeypatch.setattr(kernels_module, "HAS_TRITON", has_triton)
+    monkeypatch.setattr(kernels_module, "_failure_in_float32", lambda *_: failure)
+    found = kernels_module.why_no_float32(torch.device("cuda"), channels, has_dropout=False)
+    assert said in found
+    assert bool(found) == bool(said)

@@ -80,6 +80,16 @@ def test_what_a_ring_of_ranks_sends():
     assert bytes_sent(sharded, model, torch.bfloat16, 64, 64) == pytest.approx(size * 2 * 63 / 64, rel=0.01)
 
 
+def test_weights_that_stay_whole():
+    """The rest is shared. bfloat16 weights are gathered once in an update, and float32 gradients scattered."""
+    model, settings = tiny_model(), Settings(Adam(), RanksConfig(fsdp=True, reshards=False))
+    number = sum(parameter.numel() for parameter in model.parameters())
+    found = bytes_of_state(settings, model, torch.bfloat16, 8, 8)
+    expected = {"weights": 2 + 4 / 8, "gradients": 2 + 4 + 4 / 8, "optimizer": 8 / 8}
+    assert found == {kind: pytest.approx(number * size, rel=0.01) for kind, size in expected.items()}
+    assert bytes_sent(settings, model, torch.bfloat16, 8, 8) == pytest.approx(number * 6 * 7 / 8, rel=0.01)
+
+
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_activations_without_a_model_are_those_with_one(recomputes):
     criterion = LabelSmoothedCrossEntropy(smoothing=0.1)

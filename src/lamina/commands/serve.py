@@ -24,6 +24,7 @@ def run(config: ServeConfig) -> None:
         raise ConfigError(f"lamina serve needs the package {error.name}: pip install 'lamina[serve]'.") from None
     from lamina.serve.api_keys import load_keys
     from lamina.serve.app import build_app
+    from lamina.serve.lane_workers import lane_workers
     from lamina.serve.opening import opened
     from lamina.serve.running import listening_socket, run_server
     from lamina.serve.service import Service
@@ -32,11 +33,13 @@ def run(config: ServeConfig) -> None:
     own = listening_socket(config.host, config.port)
     service = Service(limits=config.limits, keys=keys, logs_requests=config.logs_requests)
     cascades = Cascades(config.cascades, given_options(config.search))
-    for model in config.files.each():
-        loaded = _loaded(model)
+    # Processes are forked: before there are threads.
+    models = [(model, loaded := _loaded(model), lane_workers(loaded, config.slots) if isinstance(loaded, Translator) else None)
+              for model in config.files.each()]
+    for model, loaded, lanes in models:
         console.notice(opened(service, model.name, loaded, slots=config.slots, defaults=given_options(config.search),
                               queue_limit=config.limits.queue, cascade=cascades.of(loaded, model.files), depth=config.depth,
-                              seed=config.files.seed, remove_bpe=config.remove_bpe))
+                              seed=config.files.seed, remove_bpe=config.remove_bpe, lanes=lanes))
     cascades.check_use()
     app = build_app(service, has_page=config.has_page, origins=config.cors_origins)
     host, port = own.getsockname()[:2]

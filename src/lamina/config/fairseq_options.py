@@ -345,7 +345,7 @@ RETIRED: tuple[Retired, ...] = (
     *_retire("train", "there is one Adam, and its state is float32", flags="fp16-adam-stats use-old-adam"),
     *_retire("train", "an update whose gradient overflows is skipped, not repeated", values="amp-batch-retries"),
     *_retire("train", "--fsdp needs no further settings",
-             flags="fp32-reduce-scatter no-reshard-after-forward not-fsdp-flatten-parameters",
+             flags="fp32-reduce-scatter not-fsdp-flatten-parameters",
              values="min-params-to-wrap"),
     *_retire("train", "there is one process per GPU", values="distributed-num-procs nprocs-per-node"),
     *_retire("train", "a rank that fails stops the others", values="heartbeat-timeout"),

@@ -87,8 +87,8 @@ class PrecisionConfig:
     cuda_graphs: bool = flag(True, "on a GPU, capture the kernels of an update once and replay them: several times as fast")
     compiles: bool = flag(True, "on a GPU, let torch.compile fuse what it can before an update is captured", name="compile",
                           needs="cuda-graphs")
-    packs: bool = flag(True, "on a GPU, give all batches the same shape, rows of --max-tokens, so that updates can be captured",
-                       name="pack")
+    packs: bool = flag(True, "on a GPU, give all batches the same shape, rows of --max-tokens or with room for --batch-size "
+                             "sentences, so that updates can be captured", name="pack")
     fp16_init_scale: float = flag(128.0, "first loss scale", needs="fp16", aliases=("amp-init-scale",))
     fp16_scale_window: int | None = flag(None, "updates without overflow before the scale doubles; 2^14 / update-freq / "
                                                "ranks if left out", needs="fp16", aliases=("amp-scale-window",))
@@ -321,7 +321,7 @@ class TrainConfig:
         draws = self.optimization.layer_drop_draws
         check(draws in (None, BY_SENTENCE) or any(stack.layer_drop_p for stack in (self.model.encoder, self.model.decoder)),
               "--layerdrop-draws has no effect without --encoder-layerdrop or --decoder-layerdrop. Add one, or leave it out.")
-        check(not (draws == BY_BATCH and self.ranks.is_sharded),
+        check(not (draws == BY_BATCH and self.ranks.is_sharded and self.ranks.reshards),
               "--layerdrop-draws batch lets ranks run different layers at the same time, and with --fsdp they hold each "
               "other's weights: leave one of them out.")
 

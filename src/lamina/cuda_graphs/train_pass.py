@@ -92,13 +92,13 @@ class CapturedPasses:
             self._passes.pop(key)
         if key not in self._passes:
             # Capturing runs passes for nothing: what they add to is put right again.
-            total = None if self.weights.replaces else self.weights.grad.clone()
+            total = None if self.weights.replaces else self.weights.added_up.clone()
             saved_sums = sums.clone()
             is_captured = self._capture(key, static, room_for(sizes, known.room if known else ()))
             self.weights.forget_grad_()
             sums.copy_(saved_sums)
             if total is not None:
-                self.weights.grad.copy_(total)
+                self.weights.added_up.copy_(total)
             if not is_captured:
                 return None
         return self._passes[key].captured.replay

@@ -92,13 +92,17 @@ class Feed:
         self.packed_shape: PackedShape | None = None  # of pairs
         self.text_shape: TextShape | None = None  # of single texts that fit into it
         is_pairs = isinstance(corpus, PackedCorpus)
+        # Sorted by length, so many sentences may be long or short ones: no row of one shape suits them.
+        self._is_mixed = limits.order != BY_LENGTH and not limits.curriculum
+        is_packed = is_packed and (limits.max_tokens is not None or self._is_mixed)
         self.is_flat = (is_shuffled and limits.order == MIXED and isinstance(corpus, FlatCorpus)
                         and not (is_packed if is_pairs else self._stays_padded(is_packed)))
+        self._row = self._row_shape(is_packed)
         if is_packed and is_pairs:
-            assert limits.max_tokens is not None, "a packed row is --max-tokens long"
-            self.packed_shape = self._shape(limits.max_tokens)
+            self.packed_shape = self._row
         elif is_packed and self.is_flat:
-            self.text_shape = self._text_shape()
+            masked = room_for_count(getattr(corpus, "masked_share", 0.0) * self._row.places)
+            self.text_shape = TextShape(self._row.places, self._row.max_sentences, self._row.longest, masked)
         self.subsets = subsets
         shape = self.packed_shape or self.text_shape
         self._capacities = {} if subsets is None or shape is None else subsets.capacities(
@@ -111,23 +115,14 @@ class Feed:
             return int(lengths.max()) <= ALIKE * float(lengths.mean())
         return float((lengths == lengths.max()).mean()) >= ALL_BUT_FEW and getattr(self.corpus, "padded_batches_recur", True)
 
-    def _shape(self, max_tokens: int) -> PackedShape:
-        return PackedShape.of([sizes[self._fitting] for sizes in self.corpus.sizes.values()], max_tokens,
-                              self.limits.max_sentences)
-
-    def _flat_shape(self) -> PackedShape:
-        """What limits a batch of flat rows: without a limit on tokens, that on sentences is the only one."""
-        every = sum(int(sizes[self._fitting].sum(dtype=np.int64)) for sizes in self.corpus.sizes.values())
-        return self._shape(self.limits.max_tokens or every)
-
-    def _text_shape(self) -> TextShape:
-        shape, sizes = self._flat_shape(), self.corpus.lengths[self._fitting]
-        places, number = shape.places, self.limits.max_sentences
-        if number is not None:  # which may fill less than --max-tokens; a batch that chance makes longer has a row of its own
-            most = number * float(sizes.mean()) + DEVIATIONS * math.sqrt(number) * float(sizes.std())
-            places = min(places, PLACES_MULTIPLE * math.ceil(most / PLACES_MULTIPLE))
-        masked = room_for_count(getattr(self.corpus, "masked_share", 0.0) * places)
-        return TextShape(places, shape.max_sentences, min(shape.longest, places), masked)
+    def _row_shape(self, is_packed: bool) -> PackedShape:
+        """What limits the rows of a batch: tokens, or so many sentences, which may have any number of them."""
+        limits, sides = self.limits, [sizes[self._fitting] for sizes in self.corpus.sizes.values()]
+        places = limits.max_tokens or sum(int(sizes.sum(dtype=np.int64)) for sizes in sides)
+        if is_packed and limits.max_sentences is not None and self._is_mixed:
+            # They may leave most of a row empty. A batch that chance makes longer has fewer of them.
+            places = min(places, max(_room_for(limits.max_sentences, sizes) for sizes in sides))
+        return PackedShape.of(sides, places, limits.max_sentences)
 
     def describe_limits(self, max_positions: tuple[int, ...]) -> str:
         tokens = f" or --max-tokens {self.limits.max_tokens}" if self.limits.max_tokens else ""
@@ -150,7 +145,7 @@ class Feed:
         if self.is_flat:
             # In rows of one shape, what a multiple leaves out would be pads.
             multiple = self.limits.multiple if self.text_shape is None else 1
-            return self._make_packed_plan(self._flat_shape(), epoch, generator, multiple)
+            return self._make_packed_plan(self._row, epoch, generator, multiple)
         order = length_order([sizes[self._fitting] for sizes in self.corpus.sizes.values()], generator)
         batches = batch_by_size(self._fitting[order].tolist(), self.corpus.lengths, max_tokens=self.limits.max_tokens,
                                 max_sentences=self.limits.max_sentences, multiple=self.limits.multiple)
@@ -279,6 +274,12 @@ class Feed:
             batch = self.corpus.flat_batch(indices, (self.seed, epoch))
             return batch if self.text_shape is None or not isinstance(batch, FlatTexts) else batch.in_shape(self.text_shape)
         return self.corpus.batch(indices, (self.seed, epoch))
+
+
+def _room_for(number: int, sizes: np.ndarray) -> int:
+    """Tokens of so many sentences, and for chance."""
+    most = number * float(sizes.mean()) + DEVIATIONS * math.sqrt(number) * float(sizes.std())
+    return max(int(sizes.max()), PLACES_MULTIPLE * math.ceil(most / PLACES_MULTIPLE))
 
 
 def _digest(numbers: Iterable[np.ndarray]) -> str:

@@ -64,20 +64,24 @@ class Masker:
 
     def __call__(self, ids: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """What the model sees, and where it must guess: both in the order of the tokens. (T,), (N,)"""
-        words = np.arange(len(ids)) if self.marks is None else self.marks.word_numbers(ids)
-        is_word = np.ones(words[-1] + 1 if len(words) else 0, dtype=bool)
-        is_word[words[ids < FIRST_WORD_ID]] = False
-        candidates = np.flatnonzero(is_word)
+        is_word, words = ids >= FIRST_WORD_ID, None
+        if self.marks is not None:
+            words = self.marks.word_numbers(ids)
+            is_special, is_word = ~is_word, np.ones(words[-1] + 1 if len(words) else 0, dtype=bool)
+            is_word[words[is_special]] = False
+        candidates = is_word.nonzero()[0]
         # A share that is no whole number is rounded by chance, so that short sentences are masked as often as long ones.
         number = int(self.mask_p * len(candidates) + generator.random())
         chosen = generator.permutation(candidates)[:number]
-        fates = np.full(len(is_word), NOT_CHOSEN)
         draws = generator.random(len(chosen))
-        fates[chosen] = np.select([draws < self.keep_p, draws < self.keep_p + self.random_p], [KEPT, RANDOM], MASKED)
-        fate = fates[words]  # of each token: the pieces of a word share theirs
+        fate = np.zeros(len(is_word), dtype=np.int8)  # NOT_CHOSEN
+        fate[chosen] = np.where(draws < self.keep_p, KEPT, np.where(draws < self.keep_p + self.random_p, RANDOM, MASKED))
+        if words is not None:
+            fate = fate[words]  # of each token: the pieces of a word share theirs
         seen = ids.copy()
         seen[fate == MASKED] = self.mask_id
-        is_random = fate == RANDOM
-        places = np.searchsorted(self.cumulative, generator.random(int(is_random.sum())), side="right")
-        seen[is_random] = self.replacements[np.minimum(places, len(self.replacements) - 1)]
-        return seen, np.flatnonzero(fate != NOT_CHOSEN)
+        random = (fate == RANDOM).nonzero()[0]
+        if len(random):
+            places = np.searchsorted(self.cumulative, generator.random(len(random)), side="right")
+            seen[random] = self.replacements[np.minimum(places, len(self.replacements) - 1)]
+        return seen, fate.nonzero()[0]

@@ -40,7 +40,7 @@ from lamina.checkpoint.shard_index import INDEX_NAME
 from lamina.checkpoint.shards import DESCRIPTION_NAME, OPTIMIZER, SHARDS_PREFIX, WEIGHTS
 from lamina.distributed.matrix_exchange import rows_of_rank
 from lamina.distributed.ranks import Ranks
-from lamina.distributed.sharded import ShardedWeights
+from lamina.distributed.rows import RowsOfWeights
 from lamina.distributed.weights import FlatWeights
 from lamina.errors import CheckpointError
 from lamina.files import file_hash, part_of, replace_durably
@@ -59,7 +59,7 @@ class OwnRows(Checkpoint):
 
 def with_own_rows(checkpoint: Checkpoint, weights: FlatWeights, buffers: Mapping[str, Mapping[int, Tensor]]) -> OwnRows:
     """A checkpoint that lacks them, with this rank's rows of the weights, and of the optimizer's buffers by number."""
-    assert isinstance(weights, ShardedWeights), "others are not in rows"
+    assert isinstance(weights, RowsOfWeights), "others are not in rows"
     rows = {f"{WEIGHTS}/{name}": own for name, own in weights.rows_by_name().items()}
     shapes = {f"{WEIGHTS}/{name}": shape for name, shape in weights.shapes_by_name().items()}
     for buffer, pieces in buffers.items():

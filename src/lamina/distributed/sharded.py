@@ -1,13 +1,13 @@
 """Every rank holds some rows of each weight, of its gradient and of the optimizer's state (FSDP2, Zhao et al. 2023).
 
 torch gathers a layer's weights when it runs and scatters its gradients when they are there; a layer that is skipped costs
-nothing. What a rank keeps lies in one flat tensor, as without shards, so that optimizers need not know of them.
+nothing.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,14 +17,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from lamina.distributed.matrix_exchange import MatrixExchange, overlap, rows_of_rank
 from lamina.distributed.ranks import Ranks
-from lamina.distributed.weights import FlatWeights, MatrixPlace, starts_of
+from lamina.distributed.rows import RowsOfWeights
+from lamina.distributed.weights import starts_of
 from lamina.nn.stack import stacks_of
 
 
-class ShardedWeights(FlatWeights):
-    """The contract of FlatWeights for this rank's rows of each parameter; `named` and `fill_` speak of whole ones."""
+class ShardedWeights(RowsOfWeights):
+    """Weights whose rows are all that a rank has, but while a layer runs."""
 
     needs_fillers = True  # a rank that does not run a layer does not hand out its rows of it either
     why_uncaptured = "--fsdp gathers weights in the middle of a pass"
@@ -62,12 +62,12 @@ class ShardedWeights(FlatWeights):
         self._frozen = {name: now[name] for name in self._frozen}
         self._parameters: list[Any] = [now[name] for name in self.names]
         self._rows = [parameter.detach().to_local() for parameter in self._parameters]
+        self._row_shapes = [rows.shape for rows in self._rows]
         self.starts, size = starts_of([rows.numel() for rows in self._rows])
         self.master = torch.zeros(size, device=ranks.device)
         self.grad = torch.zeros(size, device=ranks.device)
         self._master_views, self._grad_views = list(self.views(self.master)), list(self.views(self.grad))
         torch._foreach_copy_(self._master_views, self._rows)
-        self._exchange: MatrixExchange | None = None
 
     @torch.no_grad()
     def _take_(self, model: nn.Module, first: Iterable[tuple[str, Tensor]]) -> None:
@@ -82,9 +82,6 @@ class ShardedWeights(FlatWeights):
                 own.copy_(value)
         assert not missing, f"weights that were not made:  {', '.join(missing)}"
 
-    def _rows_held(self, num_rows: int) -> range:
-        return rows_of_rank(num_rows, self.ranks.rank % self.shard_size, self.shard_size)
-
     def take_rows_(self, other: ShardedWeights) -> None:
         """What the other model computes with, in float32; it is sharded likewise."""
         assert self._order == other._order, "two models of one shape"
@@ -98,10 +95,6 @@ class ShardedWeights(FlatWeights):
     @property
     def can_begin_again(self) -> bool:
         return False  # the others wait in the middle of a layer
-
-    def views(self, flat: Tensor) -> Iterator[Tensor]:
-        for start, rows in zip(self.starts, self._rows, strict=True):
-            yield flat[start : start + rows.numel()].view(rows.shape)
 
     def whole_by_name(self, pieces: Mapping[int, Tensor]) -> dict[str, Tensor]:
         """On the host of the first rank, which writes files; all take part, and the others keep nothing."""
@@ -118,35 +111,8 @@ class ShardedWeights(FlatWeights):
         whole = {name: parameter.detach().full_tensor() for name, parameter in self._frozen.items()}
         return {name: value.cpu() for name, value in whole.items()} if self.ranks.is_first else {}
 
-    def rows_by_name(self) -> dict[str, Tensor]:
-        """What this rank has of every weight of the model, in float32, in the order of files."""
-        found = {**{name: parameter.detach().to_local() for name, parameter in self._frozen.items()},
-                 **dict(zip(self.names, self._master_views, strict=True))}
-        return {name: found[name] for name in self._order}
-
-    def shapes_by_name(self) -> dict[str, torch.Size]:
-        """Of the whole ones, in the same order."""
-        found = {**{name: parameter.shape for name, parameter in self._frozen.items()},
-                 **dict(zip(self.names, self.shapes, strict=True))}
-        return {name: found[name] for name in self._order}
-
-    def fill_(self, pieces: Mapping[int, Tensor], stored: Mapping[str, Tensor]) -> None:
-        for number, piece in pieces.items():
-            if (name := self.names[number]) in stored:
-                own = self._rows_held(self.shapes[number][0])
-                piece.copy_(stored[name][own.start : own.stop])
-
-    def rows_of(self, place: MatrixPlace, piece: Tensor) -> Tensor:
-        held = self._rows_held(self.shapes[place.parameter][0])
-        own = overlap(held, place)
-        return piece[own.start - held.start : own.stop - held.start]
-
-    def transformed(self, places: Sequence[MatrixPlace], rows: Sequence[Tensor],
-                    transform: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        assert self.shard_size == self.ranks.size, "matrices are exchanged among all ranks"
-        if self._exchange is None or self._exchange.places != list(places):
-            self._exchange = MatrixExchange(places, [shape[0] for shape in self.shapes], self.ranks)
-        return self._exchange(rows, transform)
+    def _frozen_rows(self) -> dict[str, Any]:
+        return {name: parameter.detach().to_local() for name, parameter in self._frozen.items()}
 
     def collect_grad_(self) -> None:
         pairs = [(view, parameter.grad.to_local()) for view, parameter in zip(self._grad_views, self._parameters, strict=True)
@@ -155,11 +121,6 @@ class ShardedWeights(FlatWeights):
             torch._foreach_add_(*map(list, zip(*pairs, strict=True)))
         for parameter in self._parameters:
             parameter.grad = None
-
-    def grad_norms(self) -> Tensor:
-        squares = torch.stack(torch._foreach_norm(self._grad_views)).double().square()
-        # Each row counts once, however many ranks have a copy of it.
-        return (self.ranks.sum_(squares) / (self.ranks.size // self.shard_size)).sqrt().float()
 
     @torch.no_grad()
     def publish_(self) -> None:

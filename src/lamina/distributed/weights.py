@@ -44,6 +44,7 @@ class FlatWeights:
     why_uncaptured = ""  # why passes cannot be captured, if so
     sends = False  # whether gradients travel, which they do in float32
     accumulates = False  # whether half-precision gradients are added up in a tensor of their own
+    exchanges_in_step = False  # whether ranks talk during the optimizer's step, which then is not captured
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32, *, accumulates: bool = True) -> None:
         """Where an update is one batch, nothing is added up, and its gradients need no float32 copy: `accumulates` is False."""
@@ -129,6 +130,11 @@ class FlatWeights:
         if self.accumulates:
             self.grad.add_(self.compute_grad)
             self.compute_grad.zero_()
+
+    @property
+    def added_up(self) -> Tensor:
+        """The gradient of an update as far as its passes are done."""
+        return self.grad
 
     @property
     def replaces(self) -> bool:

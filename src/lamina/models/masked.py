@@ -61,6 +61,6 @@ class MaskedModel(Model):
         name = next(iter(self.classifiers)) if name is None else name
         states = self.encode(tokens, active).final
         if isinstance(tokens, Packed):
-            # Of each sentence the first; where there is room for one that is not there, some token, which nobody asks about.
+            # Of each sentence the first; where there is room for one more, some token, whose scores count for nothing.
             states = states[0].index_select(0, tokens.bounds[:-1].clamp(max=states.size(1) - 1))[:, None]
         return self.classifiers[name](states)

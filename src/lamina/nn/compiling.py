@@ -15,7 +15,7 @@ from torch import nn
 MOST_SHAPES = 64
 # Set to 1, what cannot be captured (or compiled) is an error. Otherwise it is a notice, and the work is done eagerly.
 STRICT = "LAMINA_STRICT_CUDA_GRAPHS"
-# Who wants TF32 says --tf32.
+# --tf32 asks for them.
 warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores .* available but not enabled")
 
 

@@ -158,12 +158,26 @@ def _has_kernels(device: torch.device, dtype: torch.dtype, channels: int, is_cau
     """Otherwise plain operations of torch do the same, with a mask over all pairs of tokens."""
     if device.type != "cuda" or not HAS_TRITON or channels > WIDEST_OF_TILES or dtype == torch.float64:
         return False
-    return dtype != torch.float32 or _works_in_float32(device, channels, is_causal, dropout_p > 0, precision_of_products())
+    if dtype == torch.float32 and (reason := _failure_in_float32(device, channels, is_causal, dropout_p > 0,
+                                                                 precision_of_products())):
+        warnings.warn("attention over packed rows goes without its kernels for float32, which takes several times as long: "
+                      f"{reason}", stacklevel=2)
+        return False
+    return True
+
+
+def why_no_float32(device: torch.device, channels: int, *, has_dropout: bool) -> str:
+    """Why attention over packed rows has no kernels for float32 on this GPU; empty if it has."""
+    if not HAS_TRITON:
+        return "they need Triton and a C compiler (gcc, clang or what CC names)"
+    if channels > WIDEST_OF_TILES:
+        return f"they are made for heads of up to {WIDEST_OF_TILES} channels, and the model's have {channels}"
+    return _failure_in_float32(device, channels, True, has_dropout, precision_of_products())
 
 
 @cache
-def _works_in_float32(device: torch.device, channels: int, is_causal: bool, has_dropout: bool, precision: str) -> bool:
-    """Tiles of float32 may exceed what a GPU has room for: a few numbers show that."""
+def _failure_in_float32(device: torch.device, channels: int, is_causal: bool, has_dropout: bool, precision: str) -> str:
+    """Tiles of float32 may exceed what a GPU has room for: a few numbers show that. Empty if they work."""
     from lamina.nn import packed_kernels as kernels
 
     num_tokens, dropout_p = 32, 0.5 if has_dropout else 0.0
@@ -185,11 +199,8 @@ def _works_in_float32(device: torch.device, channels: int, is_causal: bool, has_
         # Whatever a compiler or a driver says.
         if is_strict():
             raise
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        warnings.warn("attention over packed rows goes without its kernels for float32, which takes several times as long: "
-                      f"{reason}", stacklevel=2)
-        return False
-    return True
+        return str(error).strip().partition("\n")[0] or type(error).__name__
+    return ""
 
 
 def _launch(kernel: Any, num_heads: int, query: Tensor, key: Tensor, *arguments: Any) -> None:

@@ -61,6 +61,7 @@ def prometheus_text(counters: Counters, engines: Mapping[str, EngineStats], conn
             ("lamina_cancelled_total", "counter", "Requests whose client left or that took too long.",
              lambda own: own.requests_cancelled),
             ("lamina_failed_total", "counter", "Requests that the model failed at.", lambda own: own.requests_failed),
+            ("lamina_workers_lost_total", "counter", "Processes that were killed, and replaced.", lambda own: own.workers_lost),
             ("lamina_tokens_total", "counter", "Target tokens written.", lambda own: own.tokens)):
         page.add(name, kind, about, [({"model": model}, value(stats)) for model, stats in engines.items()])
     page.add("lamina_sentences_total", "counter", "Sentences translated, by the depth that answered.",

@@ -2,7 +2,8 @@
 
 `submit` checks a request, cuts its texts into sentences and turns them into ids, in the caller's thread. The worker thread
 takes sentences from the queue, one client after the other, as slots fall free, and runs the steps of all searches
-(serve/lanes.py). An answer is what `lamina generate` would give for the same sentences and options, whatever else is served.
+(serve/lanes.py), or has them run in other processes (serve/lane_workers.py). An answer is what `lamina generate` would give for
+the same sentences and options, whatever else is served.
 """
 
 from __future__ import annotations
@@ -14,21 +15,23 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from lamina.api import Translator
-from lamina.api.outputs import Translation, fitted, search_config
+from lamina.api.outputs import fitted, search_config
 from lamina.config.chosen_depth import AUTO, DepthText, parse_depth
 from lamina.config.search_options import SearchConfig
 from lamina.decode.active_depth import layer_counts
 from lamina.decode.backtrace import Hypothesis
 from lamina.decode.cascade import Cascade
 from lamina.errors import ConfigError, DataError, LaminaError
-from lamina.nn.stack import ALL_LAYERS, ActiveLayers
+from lamina.nn.stack import ALL_LAYERS
 from lamina.serve.assembly import Assembler, Sentence
 from lamina.serve.exchange import Answer, ClosedError, EngineStats, Histogram, QueueFullError, Request, TextHypothesis
+from lamina.serve.lane_workers import LaneWorkers
 from lamina.serve.lanes import LaneError, Lanes, Wanted
+from lamina.serve.tickets import Chosen, Job, Known, Ticket
 from lamina.text.sentence_splitter import Segment, split_sentences
 
 # Options that name files: the process that starts the engine may give them, a client may not.
@@ -36,39 +39,13 @@ FILE_OPTIONS = frozenset({"forbidden_words"})
 LONGEST_WAIT = 60.0  # seconds that a client is told to wait at most when the queue is full
 
 
-@dataclass(eq=False)
-class Job:
-    """A sentence of a request."""
-
-    ticket: Ticket
-    place: tuple[int, int]  # the text, and the sentence in it
-    wanted: Wanted
-    is_cut: bool
-    is_shallow: bool = False  # a cascade asks the whole model again unless it is sure
-    counts: dict[str, int] = field(default_factory=dict)  # layers of each stack that ran
-
-
-@dataclass(eq=False)
-class Ticket:
-    """A request that was accepted."""
-
-    request: Request
-    segments: list[list[Segment]]
-    depth_name: str
-    submitted: float
-    future: Future[Answer] = field(default_factory=Future)
-    started: float | None = None
-    num_left: int = 0
-    is_over: bool = False
-    found: dict[tuple[int, int], tuple[Job, Translation]] = field(default_factory=dict)
-
-
 class Engine:
     """Translates for many clients at once; every method may be called by any thread."""
 
     def __init__(self, model: Translator, *, slots: int = 64, defaults: Mapping[str, object] | None = None,
                  queue_limit: int = 1024, cascade: Cascade | None = None, depth: DepthText = None,
-                 seed: int = 1, remove_bpe: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+                 seed: int = 1, remove_bpe: str | None = None, lanes: Lanes | LaneWorkers | None = None,
+                 clock: Callable[[], float] = time.monotonic) -> None:
         """Begin to wait for requests.
 
         Arguments:
@@ -79,6 +56,7 @@ class Engine:
             depth: of requests that name none.
             seed: of requests that name none, for sampling.
             remove_bpe: joins pieces at a mark such as "@@ ", where the checkpoint carries no subword model of its own.
+            lanes: what searches, with as many slots; if left out, the worker thread itself.
         """
         if slots < 1 or queue_limit < 1:
             raise ConfigError(f"slots is {slots} and queue_limit {queue_limit}; both must be at least 1.")
@@ -86,12 +64,15 @@ class Engine:
         self.num_slots = slots
         self.queue_limit = queue_limit
         self.defaults = dict(defaults or {})
+        self.num_layers = layer_counts(ALL_LAYERS, model.models[0])  # of each stack: the depths that can be asked for
+        self._configs: Known[SearchConfig] = Known()
+        self._depths: Known[Chosen] = Known()
         self._config_of(self.defaults)  # a default that makes no sense is told now
         self.cascade, self.default_depth = cascade, depth
         if cascade is not None:
             cascade.check(model.digest)
             self._shallow = model.active_layers(cascade.chosen_depth)
-        self._layers_of(depth)
+        self._chosen(depth)
         self.seed, self.remove_bpe = seed, remove_bpe
         self.join_target = partial(model.join_target, remove_bpe=remove_bpe)
         self._assembler = Assembler(model.subwords[0].decode, self.join_target, model.subwords[0].encode, model.languages[1])
@@ -107,26 +88,21 @@ class Engine:
         self._latencies: defaultdict[str, Histogram] = defaultdict(Histogram)
         self._is_closing = self._is_abandoned = False
         # Of the worker alone:
-        self._lanes = Lanes(model, slots)
+        self._lanes = Lanes(model, slots) if lanes is None else lanes
         self._worker = threading.Thread(target=self._work, name="lamina-engine", daemon=True)
         self._worker.start()
 
     @property
     def is_alive(self) -> bool:
         """Whether it answers: it is not closed, and nothing has ended its thread."""
-        return self._worker.is_alive() and not self._is_closing
-
-    @property
-    def num_layers(self) -> dict[str, int]:
-        """Of each stack of the model: the depths that can be asked for."""
-        return layer_counts(ALL_LAYERS, self.model.models[0])
+        return self._worker.is_alive() and not self._is_closing and self._lanes.is_alive
 
     def search_options(self, options: Mapping[str, object]) -> SearchConfig:
         """A request's options on top of the defaults; a ConfigError says what is wrong with them."""
         for name in options:
             if name.replace("-", "_") in FILE_OPTIONS:
                 raise ConfigError(f"{name} names a file, and only the server's own command line may. Leave it out.")
-        return self._config_of({**self.defaults, **options})
+        return self._configs.of(sorted(options.items()), lambda: self._config_of({**self.defaults, **options}))
 
     def _config_of(self, options: Mapping[str, object]) -> SearchConfig:
         config = search_config(**options)
@@ -153,7 +129,7 @@ class Engine:
             if jobs:
                 self._waiting.setdefault(request.client, deque()).extend(jobs)
                 self._num_waiting += len(jobs)
-                self._changed.notify_all()
+                self._tell_worker()
         ticket.future.add_done_callback(lambda future: self._forget(ticket, "cancelled") if future.cancelled() else None)
         if not jobs:
             self._finish(ticket)
@@ -163,12 +139,17 @@ class Engine:
         """Take nothing new, finish what was accepted, and end; after `grace` seconds the rest fails with ClosedError."""
         with self._changed:
             self._is_closing = True
-            self._changed.notify_all()
+            self._tell_worker()
         self._worker.join(grace)
         with self._changed:
             self._is_abandoned = True
-            self._changed.notify_all()
+            self._tell_worker()
         self._worker.join()
+
+    def _tell_worker(self) -> None:
+        """Under the lock: something has changed."""
+        self._changed.notify_all()
+        self._lanes.wake()
 
     def stats(self) -> EngineStats:
         with self._changed:
@@ -177,7 +158,8 @@ class Engine:
                                requests_done=counts["done"], requests_refused=counts["refused"],
                                requests_cancelled=counts["cancelled"], requests_failed=counts["failed"],
                                tokens=counts["tokens"], sentences=dict(self._by_depth), cascade_kept=counts["kept"],
-                               cascade_repeated=counts["repeated"], latencies=deepcopy(dict(self._latencies)))
+                               cascade_repeated=counts["repeated"], workers_lost=self._lanes.num_lost,
+                               latencies=deepcopy(dict(self._latencies)))
 
     # -- before the queue, in the caller's thread
 
@@ -191,25 +173,28 @@ class Engine:
                 raise ConfigError(f"there are {len(texts)} texts, but {len(request.constraints)} lists of constraints. Give "
                                   "each text one; an empty list asks for nothing.")
             config = replace(config, constraint_order=config.constraint_order or "ordered")
-        active, name = self._layers_of(self.default_depth if request.depth is None else request.depth)
+        chosen = self._chosen(self.default_depth if request.depth is None else request.depth)
         language = self.model.languages[0]
         segments = [split_sentences(text, language) if request.splits else [Segment("", text, "")] for text in texts]
-        ticket = Ticket(request, segments, name, self._clock())
-        jobs = self._jobs(ticket, config, active)
+        ticket = Ticket(request, segments, chosen.name, self._clock())
+        jobs = self._jobs(ticket, config, chosen)
         ticket.num_left = len(jobs)
         return ticket, jobs
 
-    def _layers_of(self, depth: object) -> tuple[ActiveLayers, str]:
-        """The layers to begin with, and the name of the depth."""
+    def _chosen(self, depth: object) -> Chosen:
+        return self._depths.of(depth, lambda: self._choose(depth))
+
+    def _choose(self, depth: object) -> Chosen:
         if parse_depth(depth) is not None:
             active = self.model.active_layers(depth)
-            return active, _depth_name(layer_counts(active, self.model.models[0]))
+            counts = layer_counts(active, self.model.models[0])
+            return Chosen(active, counts, _depth_name(counts))
         if self.cascade is None:
             raise ConfigError("the depth auto needs a cascade: choose a threshold with `lamina calibrate`, and start the "
                               "server with --cascade FILE.")
-        return self._shallow, AUTO
+        return Chosen(self._shallow, layer_counts(self._shallow, self.model.models[0]), AUTO)
 
-    def _jobs(self, ticket: Ticket, config: SearchConfig, active: ActiveLayers) -> list[Job]:
+    def _jobs(self, ticket: Ticket, config: SearchConfig, chosen: Chosen) -> list[Job]:
         jobs, number, request = [], 0, ticket.request
         seed = self.seed if request.seed is None else request.seed
         for place, own in enumerate(ticket.segments):
@@ -220,9 +205,8 @@ class Engine:
                 ids = fitted(whole, self.model.max_source_positions, 0, "truncate", said.append)
                 assert ids is not None
                 if len(ids) > 1 or phrases:  # an empty text has an empty translation
-                    wanted = Wanted(None, ids, config, active, (seed, number), phrases, request.with_alignment)
-                    wanted.key = Job(ticket, (place, position), wanted, bool(said), ticket.depth_name == AUTO,
-                                     layer_counts(active, self.model.models[0]))
+                    wanted = Wanted(None, ids, config, chosen.active, (seed, number), phrases, request.with_alignment)
+                    wanted.key = Job(ticket, (place, position), wanted, bool(said), ticket.depth_name == AUTO, chosen.counts)
                     jobs.append(wanted.key)
                 number += 1
         return jobs
@@ -251,9 +235,10 @@ class Engine:
             with self._changed:
                 self._is_closing = True
                 left = {job.ticket for jobs in self._waiting.values() for job in jobs}
-            left |= {wanted.key.ticket for lane in self._lanes.lanes.values() for wanted in lane.running}
+            left |= {wanted.key.ticket for wanted in self._lanes.running}
             for ticket in left:
                 self._fail(ticket, ClosedError("the engine was closed before this was done."))
+            self._lanes.close()
 
     def _step(self) -> None:
         try:
@@ -368,7 +353,7 @@ class Engine:
                     self._waiting[ticket.request.client] = left
                 else:
                     del self._waiting[ticket.request.client]
-            self._changed.notify_all()
+            self._tell_worker()
 
     # -- from sentences to texts
 

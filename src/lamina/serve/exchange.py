@@ -24,6 +24,10 @@ class ClosedError(LaminaError):
     """The engine is being closed and takes nothing new."""
 
 
+class WorkerLostError(LaminaError):
+    """What was translating has been killed, by the system or by somebody; it may work in a moment."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """Texts to translate, all in the same way."""
@@ -92,4 +96,5 @@ class EngineStats:
     sentences: Mapping[str, int]  # finished, by the depth that answered, such as "6-3"
     cascade_kept: int  # sentences of depth auto whose shallow translation was kept
     cascade_repeated: int  # and those that the whole model translated again
+    workers_lost: int  # processes that were killed, and replaced
     latencies: Mapping[str, Histogram]  # of requests, from `submit` to the answer, by the depth asked for ("6-3" or "auto")

@@ -63,14 +63,30 @@ class Lane:
 class Lanes:
     """Not for several threads."""
 
+    num_lost = 0  # processes that died: lane_workers.py has some
+
     def __init__(self, model: Translator, num_slots: int) -> None:
         self.model = model
         self.num_slots = num_slots
         self.lanes: OrderedDict[LaneKey, Lane] = OrderedDict()  # least recently used first
 
     @property
+    def running(self) -> list[Wanted]:
+        return [wanted for lane in self.lanes.values() for wanted in lane.running]
+
+    @property
     def num_running(self) -> int:
         return sum(len(lane.running) for lane in self.lanes.values())
+
+    @property
+    def is_alive(self) -> bool:
+        return True
+
+    def wake(self) -> None:
+        """A step does not wait for anybody."""
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
     def add(self, wanted: Wanted) -> None:
         lane = self._lane(LaneKey(wanted.config, wanted.active, self._width(len(wanted.ids))))

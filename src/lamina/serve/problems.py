@@ -37,6 +37,10 @@ def stopping() -> RequestError:
     return RequestError(503, "the server is stopping. Try again in a moment.", retry_after=RETRY_SECONDS, closes=True)
 
 
+def interrupted() -> RequestError:
+    return RequestError(503, "a process that translated this was killed. Try again in a moment.", retry_after=RETRY_SECONDS)
+
+
 def refuse_unknown(given: Collection[str], known: Collection[str], refused: Mapping[str, str]) -> None:
     """A field that we do not serve is an answer to another question: it is named, never left out in silence."""
     for name in given:

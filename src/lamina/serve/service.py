@@ -20,9 +20,9 @@ from lamina.errors import ConfigError, DataError
 from lamina.serve.api_keys import ApiKeys, key_in
 from lamina.serve.bodies import Fields, parse_body, read_body
 from lamina.serve.counters import Counters
-from lamina.serve.exchange import Answer, ClosedError, QueueFullError
+from lamina.serve.exchange import Answer, ClosedError, QueueFullError, WorkerLostError
 from lamina.serve.gap_filling import GapFiller
-from lamina.serve.problems import ClientGoneError, RequestError, busy, stopping
+from lamina.serve.problems import ClientGoneError, RequestError, busy, interrupted, stopping
 from lamina.serve.translating import Pair
 from lamina.serve.writing import Writer
 
@@ -123,6 +123,8 @@ class Service:
             raise busy(full.retry_after) from None
         except ClosedError:
             raise stopping() from None
+        except WorkerLostError:
+            raise interrupted() from None
 
     async def _answered(self, shape: Shape, run: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
         try:

@@ -32,6 +32,10 @@ def bytes_of_state(config: TrainConfig, model: nn.Module, dtype: torch.dtype, nu
     rule = config.optimization.optimizer
     moments = sum(torch.Size(own.shape).numel() * len(rule.rule_for(own).buffers)
                   for own in parameters_of(model) if own.name in is_trained)
+    if config.ranks.is_sharded and not config.ranks.reshards and num_ranks > 1:
+        share = -(-trained // num_ranks)
+        return {"weights": FLOAT * share + small * (trained + frozen), "gradients": FLOAT * share + (FLOAT + small) * trained,
+                "optimizer": FLOAT * -(-moments // num_ranks)}
     if config.ranks.is_sharded and num_ranks > 1:
         gathered = _largest_parts(model)
         return {"weights": FLOAT * 2 * -(-trained // num_shards) + FLOAT * -(-frozen // num_shards) + small * gathered,
@@ -59,6 +63,8 @@ def bytes_sent(config: TrainConfig, model: nn.Module, dtype: torch.dtype, num_ra
         return 0
     if not config.ranks.is_sharded:
         return _all_reduced(FLOAT * trained, num_ranks)
+    if not config.ranks.reshards:
+        return round((FLOAT + dtype.itemsize) * trained * (num_ranks - 1) / num_ranks)
     passes, share = max(config.optimization.update_freq), (num_shards - 1) / num_shards
     gathered = 2 * dtype.itemsize * everything * share  # once forward and once backward
     scattered = FLOAT * trained * share

@@ -14,7 +14,6 @@ import torch
 from lamina import console
 from lamina.checkpoint.marks import marks_of
 from lamina.config.train_options import BY_BATCH, BY_SENTENCE, TrainConfig
-from lamina.cuda_graphs.train_pass import COST_OF_EAGER
 from lamina.data.file_guard import FileGuard
 from lamina.data.verify import verify_splits
 from lamina.distributed.ranks import ALONE, Ranks
@@ -22,7 +21,6 @@ from lamina.distributed.replicated import ReplicatedWeights
 from lamina.distributed.weights import FlatWeights
 from lamina.errors import ConfigError
 from lamina.fields import flatten
-from lamina.nn.packed_attention import HAS_TRITON
 from lamina.nn.stack import stacks_of
 from lamina.parts.contracts import Beginning, Criterion, Curve, Rates, TrackedRun, ValidatedCurve
 from lamina.tasks.base import Task
@@ -37,6 +35,7 @@ from lamina.training.function_loss import MARK, FunctionLoss, criterion_in_force
 from lamina.training.keeper import Keeper
 from lamina.training.layer_drop import LayerDrop
 from lamina.training.measure import VALIDATED, forget_other_scores_, measure_of, size_of
+from lamina.training.packed_runs import is_packed, was_packed
 from lamina.training.profiling import UpdateProfiler
 from lamina.training.progress import Progress
 from lamina.training.report import Reporter
@@ -60,7 +59,6 @@ from lamina.training.train_log import TrainLog
 from lamina.training.update import Updater
 from lamina.training.utilization import peak_flops, utilization_per_speed
 from lamina.training.validator import Validator
-from lamina.traits import PAIRS
 
 if TYPE_CHECKING:
     from lamina.distributed.shard_writer import ShardWriter
@@ -114,16 +112,13 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
     dtype = compute_type(config.precision, ranks.device, reporter.note)
     if advice := config.model.surface.advice():
         reporter.note(advice)
-    packs = is_packed(config, dtype, ranks.device)
-    if ranks.device.type == "cuda" and dtype == torch.float32 and config.precision.packs and not HAS_TRITON:
-        reporter.note("batches are not packed: attention over packed rows of float32 needs Triton and a C compiler (gcc, clang "
-                      f"or CC). Where shapes of batches do not come again, updates are eager. {COST_OF_EAGER}")
+    packs = is_packed(config, dtype, ranks.device, reporter.note)
     is_sharded = config.ranks.is_sharded and ranks.talks
     with mapped_files() if is_sharded else nullcontext():
         start = starting_point(config, torch.device("cpu") if is_sharded else ranks.device, reporter.note, reporter.warn)
     # A pruned checkpoint decides how deep the model is; from here on this is the configuration, also on disk.
     config = pruned_config(config, None if start is None else start.checkpoint, reporter.note)
-    config = settled(config, start, reporter.note, was_packed=packs and dtype != torch.float32 and config.kind.has(PAIRS))
+    config = settled(config, start, reporter.note, was_packed=was_packed(config, dtype, ranks.device))
     criterion = criterion_in_force(config, function, start, reporter.note)
     schedule = _schedule(config)
     task = open_task(config, ranks, reporter)
@@ -156,12 +151,6 @@ def open_run(config: TrainConfig, ranks: Ranks = ALONE, callbacks: Sequence[Call
                checks=Checks(config, progress, schedule, rules, validator, saver, reporter), watch=watch,
                files=FileGuard(task.folders, (config.data.train_subset, *task.valid_splits)), reporter=reporter, log=log,
                profiler=UpdateProfiler(config.log.profiled, keeper.folder, ranks.rank, ranks.device, reporter.note))
-
-
-def is_packed(config: TrainConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Where attention has kernels for it."""
-    return (config.precision.packs and device.type == "cuda" and (dtype != torch.float32 or HAS_TRITON)
-            and (config.batches.max_tokens is not None or not config.kind.has(PAIRS)))
 
 
 def _schedule(config: TrainConfig) -> Curve:
@@ -244,6 +233,10 @@ def _weights(config: TrainConfig, model: Any, dtype: torch.dtype, ranks: Ranks, 
             reporter.note("--fsdp has no effect on one rank: it holds all weights")
         return FlatWeights(model, dtype, accumulates=accumulates)
     if options.is_sharded:
+        if not options.reshards:
+            from lamina.distributed.gathered import GatheredWeights
+
+            return GatheredWeights(model, dtype, ranks)
         from lamina.distributed.sharded import ShardedWeights  # here, since it takes a second to import
 
         return ShardedWeights(model, dtype, ranks, shard_size=options.num_shards(ranks.size))

@@ -26,13 +26,13 @@ from lamina.training.freezing import freeze_
 from lamina.training.function_loss import criterion_in_force
 from lamina.training.introduction import effective_batch
 from lamina.training.memory_plan import bytes_kept, bytes_of_state, bytes_sent
+from lamina.training.packed_runs import is_packed, was_packed
 from lamina.training.report import Reporter
 from lamina.training.restore import StartingPoint, pruned_config, restore_weights_, starting_point
-from lamina.training.run import is_packed, open_task
+from lamina.training.run import open_task
 from lamina.training.settled import settled
 from lamina.training.tracking import check_package
 from lamina.training.whole_run import is_for_gpu
-from lamina.traits import PAIRS
 
 GIB = 2**30
 
@@ -108,12 +108,12 @@ def plan_of(config: TrainConfig) -> RunPlan:
 def _fill(plan: RunPlan, config: TrainConfig, device: torch.device, dtype: torch.dtype, problems: list[str]) -> None:
     reporter = Reporter(replace(config.log, format="none"), ALONE, config.optimization)
     reporter.note = _silent  # type: ignore[method-assign]
-    packs = is_packed(config, dtype, device)
+    packs = is_packed(config, dtype, device, _silent)
     start: StartingPoint | None = None
     with _noting(problems):
         start = starting_point(config, torch.device("cpu"), _silent, _silent)
     config = pruned_config(config, None if start is None else start.checkpoint, _silent)
-    config = settled(config, start, _silent, was_packed=packs and dtype != torch.float32 and config.kind.has(PAIRS))
+    config = settled(config, start, _silent, was_packed=was_packed(config, dtype, device))
     criterion = criterion_in_force(config, None, start, _silent)
     task = open_task(config, ALONE, reporter)
     feeds = Feeds(task, config, torch.device("cpu"), _silent, is_packed=packs)

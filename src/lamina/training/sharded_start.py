@@ -26,7 +26,7 @@ from lamina.training.restore import StartingPoint, restore_weights_
 
 def starts_in_pieces(config: TrainConfig, ranks: Ranks, start: StartingPoint | None) -> bool:
     """Not where a checkpoint of another run is adapted, or a profile written: those look at whole weights."""
-    return (config.ranks.is_sharded and ranks.talks and not config.model.init.why_stop()
+    return (config.ranks.is_sharded and config.ranks.reshards and ranks.talks and not config.model.init.why_stop()
             and (start is None or start.is_resumed))
 
 

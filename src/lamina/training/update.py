@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -70,7 +71,10 @@ class Updater:
         self._captured, self._compiled = self._faster_passes(precision, note, skip_time)
         # Not made in vain: the compiler takes seconds to import. It gains nothing where parameters are moved in groups.
         is_fused = precision.compiles and self.optimizer.is_uniform
-        self._compiled_move_ = compiled(self._move_) if is_fused and self._captured is not None else self._move_
+        self._compiled_move_ = self._move_
+        if is_fused and self._captured is not None:
+            self._compiled_move_ = (partial(self._move_, step_=compiled(self.optimizer.step_)) if self.weights.exchanges_in_step
+                                    else compiled(self._move_))
         self._step_ = self.optimizer.step_
         if is_fused and self._compiled is not None:
             self._step_ = self._compiled.or_eager(self.optimizer.step_)
@@ -99,7 +103,8 @@ class Updater:
         self.share.fill_(1.0 / max(num_sentences if self.optimization.sentence_avg else num_tokens, 1))
         self.lr.fill_(lr)
         self.before_step()
-        numbers = self.clip_and_step_() if self._captured is None else self._captured.step(self.clip_and_step_)
+        is_captured = self._captured is not None and not self.weights.exchanges_in_step
+        numbers = self._captured.step(self.clip_and_step_) if self._captured and is_captured else self.clip_and_step_()
         return self._result(numbers, num_tokens, num_sentences)
 
     def accumulate_(self, passes: Iterable[Pass]) -> None:
@@ -142,11 +147,11 @@ class Updater:
         self.scale.update_(ok)
         return torch.cat([self.sums, torch.stack([norm, scale_used, ok.float()]), norms])
 
-    def _move_(self, factor: Tensor, ok: Tensor) -> None:
+    def _move_(self, factor: Tensor, ok: Tensor, step_: Callable[..., None] | None = None) -> None:
         grad = self.weights.grad
         grad = grad.mul_(factor) if grad.dtype == torch.float32 else grad.float().mul_(factor)
         # None where the host can see for free that all is well, which spares the optimizer its masks.
-        self._step_(grad, self.lr, None if ok.device.type == "cpu" and bool(ok) else ok)
+        (step_ or self._step_)(grad, self.lr, None if ok.device.type == "cpu" and bool(ok) else ok)
         self.weights.publish_()
 
     def _result(self, numbers: Tensor, num_tokens: int, num_sentences: int) -> UpdateResult:
