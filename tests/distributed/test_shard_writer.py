@@ -193,7 +193,7 @@ def test_ranks_that_see_different_folders_are_told_so(tmp_path):
     first, second = writers(2)
     with ThreadPoolExecutor(2) as pool:
         pool.submit(second.write, tmp_path / "other", state(1, 2, 1), 1).result(30)
-        with pytest.raises(CheckpointError, match="__1_0.distcp, which another rank wrote, is not in .* must be one folder"):
+        with pytest.raises(CheckpointError, match=r"__1_0\.distcp, which another rank wrote, is not in .* must be one folder"):
             pool.submit(first.write, tmp_path / "own", state(0, 2, 1), 1).result(30)
     assert not list((tmp_path / "own").iterdir())
 
