@@ -1,7 +1,9 @@
 """Sharded checkpoints are read whole, row by row, and without trust: their index is a pickle."""
 
 import pickle
+import random
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
@@ -210,6 +212,17 @@ class TestMistrust:
             (folder / INDEX_NAME).write_bytes(content[:length])
             with pytest.raises(DamageError):
                 read_index(folder)
+
+    def test_whatever_else_an_index_becomes_is_damage_or_reads(self, folder):
+        content = (folder / INDEX_NAME).read_bytes()
+        generator = random.Random(5)
+        for _ in range(400):
+            changed = bytearray(content)
+            for _ in range(generator.randrange(1, 4)):
+                changed[generator.randrange(len(changed))] = generator.randrange(256)
+            (folder / INDEX_NAME).write_bytes(changed)
+            with suppress(DamageError):
+                assert all(stored.chunks for stored in read_index(folder).values())
 
     @pytest.mark.parametrize("shards", [{"folder": "../x"}, {"folder": "x", "files": {"../y": ""}}, {"folder": 1},
                                         {"files": {}}, {"folder": "x", "files": {"a": 1}}, {"folder": "x", "files": []}])
