@@ -39,8 +39,8 @@ SURFACES: dict[str, Head] = {
     "att soft": AttendedFusion(mode=SoftFusion()),
     "att postnorm": AttendedFusion(mode=PostnormFusion()),
 }
-MEMORIES = {"transparent": TransparentFusion(reads_embedding=True),
-            "fine-grained": TransparentFusion(is_fine_grained=True, reads_embedding=True)}
+FUSIONS = {"transparent": TransparentFusion(reads_embedding=True),
+           "fine-grained": TransparentFusion(is_fine_grained=True, reads_embedding=True)}
 
 
 def models(options: argparse.Namespace, vocabulary_size: int) -> dict[str, torch.nn.Module]:
@@ -48,7 +48,7 @@ def models(options: argparse.Namespace, vocabulary_size: int) -> dict[str, torch
     base = replace(base, embedding=replace(base.embedding, share_all=True), surface=NoSurface(),
                    dropout=replace(base.dropout, attention_p=0.1))
     configs: dict[str, ModelConfig] = {name: replace(base, surface=surface) for name, surface in SURFACES.items()}
-    configs |= {name: replace(base, memory=memory) for name, memory in MEMORIES.items()}
+    configs |= {name: replace(base, fusion=fusion) for name, fusion in FUSIONS.items()}
     torch.manual_seed(1)
     chosen = ["plain", *options.models.split(",")] if options.models else list(configs)
     return {name: build_model(configs[name], vocabulary_size, vocabulary_size) for name in chosen}
@@ -76,7 +76,7 @@ def decode_times(options: argparse.Namespace, vocabulary_size: int) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", default="transformer_surface_fusion", help="preset that fusion is added to or taken from")
-    parser.add_argument("--models", help=f"by comma, beside plain: {', '.join([*SURFACES, *MEMORIES][1:])} (default: all)")
+    parser.add_argument("--models", help=f"by comma, beside plain: {', '.join([*SURFACES, *FUSIONS][1:])} (default: all)")
     parser.add_argument("--only", choices=("train", "decode"), help="leave out the other")
     parser.add_argument("--vocabulary", default="10000,35000", help="sizes, by comma")
     parser.add_argument("--max-tokens", type=int, default=2048, help="tokens of a training step")

@@ -4,6 +4,7 @@ import json
 import os
 import runpy
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -199,6 +200,37 @@ def test_runs_take_turns_captured_and_eager(monkeypatch, tmp_path):
     assert [row["case"] for row in rows] == ["bf16", "fp32", "tf32", "recomputed", "adaptive", "sentences", "masked",
                                              "masked-blocks", "masked-fp32", "classes"]
     assert all(row["captured, targets/s"] > 0 and row["eager, targets/s"] > 0 for row in rows)
+
+
+def test_fusion_beside_plain_models(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    names = "att hard,transparent,fine-grained"
+    monkeypatch.setattr(sys, "argv", ["fusion.py", "--arch", "tiny", "--vocabulary", "100", "--max-tokens", "64", "--rounds",
+                                      "1", "--batch-size", "2", "--models", names, "--json", str(tmp_path / "rows.json")])
+    runpy.run_path(str(FOLDER / "fusion.py"), run_name="__main__")
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert {row["model"] for row in rows} == {"plain", *names.split(",")}
+
+
+def test_the_stages_of_a_command(tmp_path):
+    folder, flags = tmp_path / "data", ["--arch", "tiny", "--max-tokens", "64", "--lr", "0.001", "--max-update", "3"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(FOLDER)])}
+    subprocess.run([sys.executable, "-c", f"import made_up, pathlib; made_up.write_folder(pathlib.Path({str(folder)!r}), 40)"],
+                   check=True, env=environment)
+    done = subprocess.run([sys.executable, str(FOLDER / "stages.py"), "train", str(folder), *flags, "--cpu",
+                           "--disable-validation", "--save-dir", str(tmp_path / "ck"), "--profile", "2:3"],
+                          check=True, env=environment, text=True, capture_output=True)
+    lines = done.stderr[done.stderr.index(" s to the end of `lamina train"):].splitlines()[1:]
+    assert any("torch/__init__.py" in line for line in lines)
+    for line in lines:
+        first, last, seconds = map(float, line.split()[:3])
+        assert 0.1 <= seconds <= last - first + 0.02
+    trace = tmp_path / "ck" / "profile-2-3-rank0.json"
+    subprocess.run([sys.executable, str(FOLDER / "kernels.py"), str(trace), "--updates", "2", "--json",
+                    str(tmp_path / "rows.json")], check=True, env=environment)
+    whole, *rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert whole["calls/update"] > len(rows) == 25
+    assert sum(row["%"] for row in rows) <= 100.001
 
 
 def startup(monkeypatch, tmp_path, *flags):

@@ -10,7 +10,7 @@ from lamina.config.batches import BatchConfig
 from lamina.data import layer_subsets
 from lamina.data.batching import TokenBatch
 from lamina.data.feed import Feed
-from lamina.data.layer_subsets import LayerSubsets, chosen_sentences, most_chosen
+from lamina.data.layer_subsets import OWN_MULTIPLE, LayerSubsets, chosen_sentences, most_chosen
 from lamina.data.packing import PackedShape, Sentences, packed
 from lamina.errors import ConfigError
 
@@ -103,6 +103,27 @@ def test_packed_subsets_have_one_shape_and_a_capacity_near_the_share():
         places = sides[0].places
         assert places % 128 == 0
         assert (1 - rate) * 4096 <= places <= most * 4096
+
+
+def test_shapes_of_their_own_are_few():
+    """Filled up with pads, which are no sentence's: a CPU makes its kernels for each number of places."""
+    random, subsets = np.random.default_rng(0), LayerSubsets(((0.2, 0.2), (0.2, 0.2)), seed=1)
+    shapes = set()
+    for number in range(30):
+        source, target = captions(random, 60)
+        shape = PackedShape(2048, 60, int(max(source.max(), target.max())))
+        batch = subsets.given_to(packed(sentences(source), sentences(target), shape, range(60)), 1, number, is_static=False,
+                                 capacities={})
+        for stack in batch.draw.subsets(batch.drawn):
+            for subset in stack:
+                assert subset.own.bounds.shape == subset.memory.bounds.shape
+                for side in (subset.own, subset.memory):
+                    kept = int((side.taken < side.back.size(0)).sum())
+                    assert kept <= len(side.taken) < kept + OWN_MULTIPLE
+                    assert side.is_full == (kept == len(side.taken))
+                    assert int(side.bounds[-1]) == len(side.taken)
+                    shapes.add(len(side.taken))
+    assert len(shapes) < 15
 
 
 def test_rates_of_their_own_share_a_few_capacities():

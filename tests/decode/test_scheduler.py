@@ -9,7 +9,7 @@ from lamina.cuda_graphs.recorder import Recorder
 from lamina.decode import scheduler
 from lamina.decode.batched_search import search_rows, sessions
 from lamina.decode.beam_step import BeamStep
-from lamina.decode.scheduler import power_of_two
+from lamina.decode.scheduler import Scheduler, power_of_two
 from lamina.decode.search import Search
 from lamina.nn.cache import KeyValues
 from lamina.nn.stack import ActiveLayers
@@ -127,6 +127,39 @@ def test_everything_else_as_on_a_gpu(model, kind, monkeypatch):
     expected = alone(search, rows, prefixes)
     pretend_(monkeypatch)
     check_same(together(search, rows, 4, prefixes), expected)
+
+
+def test_steps_that_are_like_the_last_one_are_not_looked_at_again(model, monkeypatch):
+    """And are what a look at them would find."""
+    pretend_(monkeypatch)
+    looks, dues, schedulers = [], [], []
+    look_ahead, step, step_ = Scheduler._look_ahead, Scheduler.step, BeamStep.step_
+
+    def checked(slots, due):
+        (scheduler,) = schedulers
+        before = scheduler.due, scheduler.due_until
+        look_ahead(scheduler, slots)
+        assert scheduler.due == due
+        scheduler.due, scheduler.due_until = before
+        dues.append(due)
+        step_(slots, due)
+
+    def watched(scheduler):
+        schedulers[:] = [scheduler]
+        yield from step(scheduler)
+
+    monkeypatch.setattr(Scheduler, "_look_ahead", lambda *given: looks.append(given) or look_ahead(*given))
+    monkeypatch.setattr(Scheduler, "step", watched)
+    monkeypatch.setattr(BeamStep, "step_", checked)
+    rows = sources()
+    prefixes = [row[: number % 4] for number, row in enumerate(rows)]
+    for num_slots in (1, 8):
+        found = dict(Search([model], SearchConfig(beam=2, max_length_factor=2.0, max_length_offset=24)).each(
+            rows, prefixes, num_slots=num_slots, device=CPU))
+        assert len(found) == len(rows)
+    assert {due.has_ends for due in dues} == {due.has_prefixes for due in dues} == {False, True}
+    assert len({due.length for due in dues}) > 1
+    assert len(looks) < len(dues) / 2
 
 
 @pytest.mark.parametrize("order", ["longest first", "shortest first"])

@@ -20,6 +20,7 @@ from lamina.config.train_options import SavingConfig
 from lamina.distributed.matrix_exchange import rows_of_rank
 from lamina.distributed.ranks import Ranks
 from lamina.distributed.shard_writer import OwnRows, ShardWriter
+from lamina.errors import CheckpointError
 from lamina.training.keeper import LAST_NAME, At, Keeper
 from rank_work import PRELOAD
 
@@ -186,6 +187,15 @@ def test_a_rank_that_does_not_answer_is_given_up_in_time(tmp_path):
     first.note = notes.append
     first.save(state(0, 2, 1), [LAST_NAME])
     assert "rank 1 has not told" in notes[0]
+
+
+def test_ranks_that_see_different_folders_are_told_so(tmp_path):
+    first, second = writers(2)
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(second.write, tmp_path / "other", state(1, 2, 1), 1).result(30)
+        with pytest.raises(CheckpointError, match=r"__1_0\.distcp, which another rank wrote, is not in .* must be one folder"):
+            pool.submit(first.write, tmp_path / "own", state(0, 2, 1), 1).result(30)
+    assert not list((tmp_path / "own").iterdir())
 
 
 STAGES = {"rows": "_finish", "index": "save_checkpoint", "description": "replace_durably", "name": "_publish"}

@@ -158,6 +158,20 @@ def test_commands_read_it_by_its_name_and_by_its_folder(runs, tmp_path, capsys, 
     assert any(map(any, said[0])), "a command that says and writes nothing to compare"
 
 
+def test_where_rows_are_damaged_the_checkpoint_before_is_resumed(runs, tmp_path, capsys):
+    folder = shutil.copytree(runs / "whole", tmp_path / "run")
+    rows = folder / read_mark(folder / "checkpoint_last.pt").shards / "__1_0.distcp"
+    content = bytearray(rows.read_bytes())
+    content[len(content) // 2] ^= 1
+    rows.write_bytes(content)
+    assert main(train(runs / "data", folder, "--max-epoch", "2", "--update-freq", "4")) == 0
+    said = capsys.readouterr()
+    assert "__1_0.distcp is damaged" in said.out + said.err
+    expected, found = (load_checkpoint(path / "checkpoint_last.pt") for path in (runs / "whole", folder))
+    assert found.training["progress"]["updates"] == expected.training["progress"]["updates"]
+    same(found.weights, expected.weights, tolerance=1e-6)
+
+
 def test_one_rank_says_that_it_writes_ordinary_files(resumed):
     assert not read_mark(resumed / "one" / "checkpoint_last.pt").shards
     assert not list((resumed / "one").glob("shards-*-3-*"))  # replaced, and so removed

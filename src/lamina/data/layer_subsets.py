@@ -36,6 +36,9 @@ DEVIATIONS = 3.3
 LEAST_DEVIATIONS = 2.0
 # Layers with rates of their own have capacities of that many different sizes at most: each is compiled for itself.
 MAX_CAPACITIES = 16
+# Packed subsets in shapes of their own are filled up to a multiple of this many places: a CPU makes a kernel for each number of
+# them, which takes as long as a small layer's product, and few numbers come again and again.
+OWN_MULTIPLE = 32
 # Parts of the tensor begin at a multiple of this many numbers, so that kernels can use their widest loads.
 ALIGNMENT = 32
 
@@ -172,7 +175,10 @@ class _Side(NamedTuple):
             return SideShape(self.whole, max(number, 1) if rate is None else most_chosen(self.whole, rate),
                              is_full=rate is None and number > 0)
         if rate is None:
-            return SideShape(self.whole, max(int(self.sizes[chosen].sum()), 1), max(number, 1) + 1, self.longest, number > 0)
+            tokens = int(self.sizes[chosen].sum())
+            places = _rounded_up(max(tokens, 1), OWN_MULTIPLE)
+            # There may be as many sentences of pads as there are pads.
+            return SideShape(self.whole, places, number + OWN_MULTIPLE + 1, self.longest, places == tokens)
         places = capacities[rate]
         return SideShape(self.whole, places, most_chosen(self.max_sentences, rate) + -(-places // self.longest) + 1,
                          self.longest)

@@ -52,12 +52,13 @@ class OnItsWay(NamedTuple):
     event: torch.cuda.Event | None
 
     @classmethod
-    def of(cls, tensor: Tensor) -> OnItsWay:
+    def of(cls, tensor: Tensor, old: OnItsWay | None = None) -> OnItsWay:
+        """`old` is one of such a tensor that nobody reads any more: its memory is used again."""
         if tensor.device.type == "cpu":
             return cls(tensor.clone(), None)
-        value = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        value = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) if old is None else old.value
         value.copy_(tensor, non_blocking=True)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event() if old is None or old.event is None else old.event
         event.record(torch.cuda.current_stream(tensor.device))
         return cls(value, event)
 
@@ -95,8 +96,11 @@ class Scheduler:
         self.slots: BeamStep | None = None
         self._resize(0)
         self.tick = 0  # steps so far
+        self.due = Due(0)
+        self.due_until = 0  # before this tick each step is like the last one, unless a sentence comes or goes
         self.has_waited = 0  # steps since somebody waits
         self.flags: deque[tuple[int, OnItsWay]] = deque()
+        self.old_flags: OnItsWay | None = None
         self.results: deque[tuple[list[Sentence], OnItsWay]] = deque()
         self.ready: deque[Finished] = deque()
         self.inputs: dict[int, Entries] = {}  # where captured encoder passes look, by width
@@ -114,6 +118,7 @@ class Scheduler:
 
     def add(self, sentence: Sentence) -> None:
         self.waiting.append(sentence)
+        self.due_until = 0
 
     def drop(self, keys: Collection[Any]) -> None:
         """Forget these sentences, waiting or searched."""
@@ -122,6 +127,7 @@ class Scheduler:
         if len(slots) and self.slots is not None:
             self.slots.drop_(moved(torch.from_numpy(slots), self.device))
             self.is_finished[slots], self.who[slots] = True, None
+            self.due_until = 0
 
     @property
     def num_sentences(self) -> int:
@@ -130,7 +136,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        return not (self.waiting or self.results or self.ready or len(self._running()))
+        return not (self.waiting or self.results or self.ready or self.tick < self.due_until or len(self._running()))
 
     def __iter__(self) -> Iterator[Finished]:
         while not self.is_idle:
@@ -141,42 +147,57 @@ class Scheduler:
 
         What the caller does with the results is done while a GPU works: so they come before the flags are looked at.
         """
-        self._admit()
-        if self.slots is None or self.is_finished.all():
-            yield from self._results(is_last=True)
-            return
-        slots = self.slots
-        due = self._due(slots.max_length)
-        if slots.reserve_(due.length):
-            self.graphs.forget()
+        if self.tick >= self.due_until:
+            self._admit()
+            if self.slots is None or self.is_finished.all():
+                yield from self._results(is_last=True)
+                return
+            self._look_ahead(self.slots)
+        slots, due = self.slots, self.due
+        assert slots is not None
         self.graphs(due, lambda: slots.step_(due))
         self.tick += 1
-        self.flags.append((self.tick, OnItsWay.of(slots.is_done)))
-        yield from self._results()
-        if len(self.flags) > self.is_ahead:
-            self._look(slots)
-        self._leave(slots)
+        self.flags.append((self.tick, OnItsWay.of(slots.is_done, self.old_flags)))
+        self.old_flags = None
+        if self.results or self.ready:
+            yield from self._results()
+        if len(self.flags) > self.is_ahead and self._look(slots):
+            self.due_until = 0
+            self._leave(slots)
 
     # -- inside
 
     def _running(self) -> np.ndarray:
         return np.flatnonzero(self.who != None)  # noqa: E711, element by element
 
-    def _due(self, max_length: int) -> Due:
+    def _look_ahead(self, slots: BeamStep) -> None:
+        """What the next step is like, and how many steps will be like it: a GPU may wait for little but the host."""
         active = ~self.is_finished
         steps = self.tick - self.filled_at[active] + self.num_before[active]
-        limits = self.limits[active]
+        limits, num_prefixed = self.limits[active], self.num_prefixed[active]
         length = int(np.minimum(steps, limits).max()) + 1
+        has_ends, has_prefixes = bool((steps >= limits).any()), bool((steps < num_prefixed).any())
+        number = 1
         if self.graphs.is_on:
-            length = min(power_of_two(length, SHORTEST_LENGTH), max_length)
-        return Due(length, has_ends=bool((steps >= limits).any()), has_prefixes=bool((steps < self.num_prefixed[active]).any()))
+            wide = min(power_of_two(length, SHORTEST_LENGTH), slots.max_length)
+            number += min([wide - length, *([] if has_ends else [int((limits - steps).min()) - 1]),
+                           *([int((num_prefixed - steps).max()) - 1] if has_prefixes else [])])
+            length = wide
+        self.due, self.due_until = Due(length, has_ends, has_prefixes), self.tick + number if self.is_ahead else 0
+        if slots.reserve_(length):
+            self.graphs.forget()
 
-    def _look(self, slots: BeamStep) -> None:
-        """Who is finished, as the flags of the oldest step tell."""
+    def _look(self, slots: BeamStep) -> bool:
+        """Who is finished, as the flags of the oldest step tell; whether somebody may have to leave."""
         tick, flags = self.flags.popleft()
-        self.is_finished |= flags.get() & (self.filled_at < tick)
+        found = flags.get() & (self.filled_at < tick)
+        self.old_flags = flags
+        if self.is_ahead and not (found & ~self.is_finished).any():
+            return False
+        self.is_finished |= found
         if self.constraints is not None and slots.beams is not None and not self.is_finished.all():
             self.constraints.advance_(slots.beams, np.flatnonzero(~self.is_finished).tolist())
+        return True
 
     def _leave(self, slots: BeamStep) -> None:
         """Fetch what is finished."""

@@ -101,7 +101,7 @@ class ShardWriter:
         assert isinstance(state, OwnRows), "rows of a rank"
         self._number += 1
         name = f"{SHARDS_PREFIX}{self.run}-{updates}-{self._token}{self._number}"
-        part = folder / self._part.replace("folder", name)
+        part = folder / self._part.replace("folder", name, 1)
         try:
             report, error = self._write_rows(part, state), None
         except (OSError, RuntimeError) as caught:
@@ -152,6 +152,10 @@ class ShardWriter:
                    for report in reports]
         _Writer(part).finish(metadata, results)
         files = {file: digest for report in reports for file, digest in report["files"].items()}
+        if missing := sorted(file for file in files if not (part / file).exists()):
+            raise CheckpointError(f"a sharded checkpoint was not written: {missing[0]}, which another rank wrote, is not in "
+                                  f"{part}. --save-dir must be one folder that all machines see. Earlier checkpoints are "
+                                  "untouched.")
         files[INDEX_NAME] = file_hash(part / INDEX_NAME)
         described = {item.name: getattr(state, item.name) for item in fields(Checkpoint)}
         save_checkpoint(part / DESCRIPTION_NAME, Checkpoint(**{**described, "weights": {},

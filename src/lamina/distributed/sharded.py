@@ -114,6 +114,7 @@ class ShardedWeights(RowsOfWeights):
     def _frozen_rows(self) -> dict[str, Any]:
         return {name: parameter.detach().to_local() for name, parameter in self._frozen.items()}
 
+    @torch.no_grad()  # or else autograd is asked for each gradient's rows
     def collect_grad_(self) -> None:
         pairs = [(view, parameter.grad.to_local()) for view, parameter in zip(self._grad_views, self._parameters, strict=True)
                  if parameter.grad is not None]

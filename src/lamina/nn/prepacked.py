@@ -140,7 +140,9 @@ def prepack_(model: nn.Module, kind: type[Prepacked]) -> None:
     exchanged: list[tuple[nn.Linear, Prepacked]] = []
     for part in list(model.modules()):
         for name, child in part.named_children():
-            if type(child) in (nn.Linear, Linear) and name not in getattr(part, "reads_weights_of", ()):
+            if not isinstance(child, nn.Linear) or type(child) not in (nn.Linear, Linear):
+                continue  # a subclass of somebody's, which may do more
+            if name not in getattr(part, "reads_weights_of", ()):
                 packed = kind(child.weight, child.bias).train(child.training)
                 setattr(part, name, packed)
                 exchanged.append((child, packed))
