@@ -206,6 +206,7 @@ class LaneWorkers:
             except WorkerLostError as error:
                 del self._tries[wanted]
                 self._failed.append((wanted, error))
+        self._fill()  # now, even if there is nothing to do: whether it is alive decides on whether it is asked
 
     def _fill(self) -> None:
         """As many workers as there should be, or at least one, unless the keeper has died too."""
