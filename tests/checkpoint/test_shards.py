@@ -21,6 +21,7 @@ from torch.utils.serialization import config as torch_files
 
 import lamina.checkpoint.format as format_module
 from lamina.checkpoint.format import Checkpoint, load_checkpoint, save_checkpoint
+from lamina.checkpoint.runs import shards_without_name
 from lamina.checkpoint.shard_index import INDEX_NAME, read_index
 from lamina.checkpoint.shards import DESCRIPTION_NAME, LazyTensor, is_sharded
 from lamina.cli import main
@@ -75,6 +76,13 @@ class TestReading:
         assert torch.equal(table.index_select(0, torch.tensor([2])), WHOLE["weights/table"][2:3])
         assert torch.zeros(4, 3, device="meta").copy_(table).is_meta
         assert repr(table) == "LazyTensor(shape=(4, 3), dtype=torch.float32)"
+
+    def test_folders_that_no_file_needs(self, folder, tmp_path):
+        shutil.copy(folder / DESCRIPTION_NAME, tmp_path / "best.pt")
+        spare = shutil.copytree(folder, tmp_path / "shards-spare")
+        assert shards_without_name(tmp_path, [tmp_path / "best.pt", tmp_path / "missing.pt"]) == [spare]
+        assert sorted(shards_without_name(tmp_path, [])) == [spare, folder]
+        assert shards_without_name(folder, []) == []
 
     def test_a_description_without_its_folder_says_what_to_do(self, folder, tmp_path):
         lonely = tmp_path / "alone"

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from torch.utils.serialization import config as torch_files
 
 from lamina.checkpoint.format import read_archive
+from lamina.checkpoint.shards import SHARDS_PREFIX
 from lamina.errors import CheckpointError
 
 BEFORE_RUNS = ""  # the id in files of before there were ids
@@ -74,6 +75,14 @@ class Marks:
         if path not in self._known or self._known[path][0] != state:
             self._known[path] = state, self._read(path)
         return self._known[path][1]
+
+
+def shards_without_name(folder: Path, named_by: Iterable[Path],
+                        mark_of: Callable[[Path], Mark | None] = read_mark) -> list[Path]:
+    """The folders of sharded checkpoints in a folder that none of these files needs."""
+    found = [path for path in folder.glob(f"{SHARDS_PREFIX}*") if path.is_dir()]
+    needed = {mark.shards for path in named_by if (mark := mark_of(path)) is not None} if found else set()
+    return [path for path in found if path.name not in needed]
 
 
 def latest_run(marks: list[Mark]) -> str:

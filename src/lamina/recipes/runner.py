@@ -168,6 +168,10 @@ class Runner:
                 path.unlink(missing_ok=True)
             elif path.suffix == HEAL_SUFFIX:
                 shutil.rmtree(path, ignore_errors=True)
+        from lamina.checkpoint.runs import shards_without_name  # here: it imports torch
+
+        for path in shards_without_name(plan.checkpoints, [plan.checkpoints / name for name in plan.keeps]):
+            shutil.rmtree(path, ignore_errors=True)
 
     def _work(self, folder: Path, title: str, stages: Sequence[Stage], digest: str) -> dict[str, Any]:
         """Let a process work on the stages until it is through or we are to stop."""

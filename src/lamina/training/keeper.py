@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lamina.checkpoint.format import Checkpoint, save_checkpoint
-from lamina.checkpoint.runs import BEFORE_RUNS, Mark, Marks, latest_run, named, read_mark
+from lamina.checkpoint.runs import BEFORE_RUNS, Mark, Marks, latest_run, named, read_mark, shards_without_name
 from lamina.checkpoint.shards import SHARDS_PREFIX
 from lamina.config.train_options import SavingConfig
 from lamina.errors import CheckpointError
@@ -249,12 +249,9 @@ class Keeper:
 
     def _remove_unnamed_shards(self) -> None:
         """Folders with the tensors of this run's checkpoints that have no name any more."""
-        own = [path for path in self.folder.glob(f"{SHARDS_PREFIX}{self.run}-*") if path.is_dir()]
-        if own:
-            named_ones = {mark.shards for path in self.folder.glob("*.pt") if (mark := self._marks.of(path)) is not None}
-            for path in own:
-                if path.name not in named_ones:
-                    shutil.rmtree(path, ignore_errors=True)
+        for path in shards_without_name(self.folder, self.folder.glob("*.pt"), self._marks.of):
+            if path.name.startswith(f"{SHARDS_PREFIX}{self.run}-"):
+                shutil.rmtree(path, ignore_errors=True)
 
     def _keep_newest(self, pattern: str, number: int) -> None:
         if number < 0:
