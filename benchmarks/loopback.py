@@ -24,8 +24,11 @@ def cpu_seconds(pid: int) -> float:
 
 def family(pid: int) -> list[int]:
     """A process and all below it."""
-    threads = os.listdir(f"/proc/{pid}/task")
-    children = [int(child) for thread in threads for child in read(pid, f"task/{thread}/children").split()]
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+        children = [int(child) for thread in threads for child in read(pid, f"task/{thread}/children").split()]
+    except FileNotFoundError:  # a system that does not tell, or a process that has ended
+        return [pid]
     return [pid, *(own for child in children for own in family(child))]
 
 
@@ -54,7 +57,10 @@ class Server:
 
     def resident_mib(self) -> float:
         """Of all its processes; what they share counts once."""
-        own = (re.search(r"^Pss:\s+(\d+) kB", read(pid, "smaps_rollup"), re.MULTILINE) for pid in family(self.process.pid))
+        pids = family(self.process.pid)
+        if len(pids) == 1:
+            return int(read(pids[0], "statm").split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+        own = (re.search(r"^Pss:\s+(\d+) kB", read(pid, "smaps_rollup"), re.MULTILINE) for pid in pids)
         return sum(int(found[1]) for found in own if found) / 1024
 
     def num_files(self) -> int:

@@ -1,12 +1,15 @@
 """Linear layers are torch's, whoever multiplies."""
 
+import os
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 import lamina.nn.linear as module
-from lamina.nn.linear import Linear, add_product_, has_onednn, linear, product
-from tiny import batch_of, tiny_model
+from lamina.cli import main
+from lamina.nn.linear import CACHES, KERNELS_KEPT, Linear, add_product_, has_onednn, keep_few_kernels, linear, product
+from tiny import TINY_FLAGS, batch_of, make_data, tiny_model
 
 needs_onednn = pytest.mark.skipif(not has_onednn(), reason="no oneDNN kernels here")
 
@@ -108,3 +111,14 @@ def test_products_are_added_up(monkeypatch, size):
     wide = torch.ones(6, 7)
     add_product_(wide, x.bfloat16(), weight.bfloat16())
     torch.testing.assert_close(wide, 1 + (x.bfloat16() @ weight.bfloat16().t()).float())
+
+
+def test_training_keeps_few_kernels(monkeypatch, tmp_path):
+    """A thousand, of batches that have ever other shapes, take gigabytes. What the environment says goes first."""
+    environ = {CACHES[0]: "7"}
+    keep_few_kernels(environ)
+    assert environ == {CACHES[0]: "7", CACHES[1]: str(KERNELS_KEPT)}
+    for name in CACHES:
+        monkeypatch.delenv(name, raising=False)
+    assert main(["train", str(make_data(tmp_path)), *TINY_FLAGS, "--cpu", "--max-update", "1", "--no-save"]) == 0
+    assert [os.environ[name] for name in CACHES] == [str(KERNELS_KEPT)] * 2

@@ -18,7 +18,7 @@ from lamina.nn.embedding import InputEmbedding
 from lamina.nn.fusion import Memory
 from lamina.nn.heads import VocabularyHead
 from lamina.nn.joined_states import JoinedState
-from lamina.nn.layout import AnyLayout, Layout, lay_out
+from lamina.nn.layout import AnyLayout, Layout, lay_out, whole_vectors
 from lamina.nn.prepacked import Prepacked
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers, DecoderLayer, LayerStack, StackOutput, split_output
 from lamina.packed import Rows
@@ -102,21 +102,23 @@ class EncoderDecoder(Model):
         """Encode a batch and prepare for at most `max_length` target tokens of `num_beams` hypotheses each."""
         encoded = self.encode(source, active)
         assert isinstance(encoded.layout, Layout), "a search has a sentence in each row"
-        layout = encoded.layout.as_bias(encoded.output.final.dtype)
+        own_layout = encoded.layout.as_bias(encoded.output.final.dtype)
         memory = self.memory.prepare(encoded.output)
         layers: list[LayerCache | None] = []
+        layout = own_layout
         for index, layer in enumerate(self.decoder.layers):
             if active.decoder is not None and not active.decoder[index]:
                 layers.append(None)
                 continue
             assert isinstance(layer, DecoderLayer)
             attention = layer.cross_attention
-            keys, values = (part.contiguous() for part in attention.halves(attention.project(self.memory(memory, index))))
+            projected, layout = whole_vectors(attention.project(self.memory(memory, index)), own_layout)
+            keys, values = (part.contiguous() for part in attention.halves(projected))
             like = keys.new_empty(0, layer.attention.out_proj.in_features)
             layers.append(LayerCache(KeyValues(len(source), num_beams, layer.attention.num_heads, like), (keys, values)))
         return DecoderState(layers=layers, steps=source.new_zeros(len(source)), num_beams=num_beams,
                             max_length=max_length or self.max_target_positions, active=active, layout=layout,
-                            surface=self.head.start(encoded.output, layout, source))
+                            surface=self.head.start(encoded.output, own_layout, source))
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: DecoderState | JoinedState[DecoderState], temperature: float = 1.0) -> Tensor:

@@ -23,7 +23,7 @@ from lamina.nn.attention import SurfaceAttention
 from lamina.nn.cross_entropy import LossSums, Term, label_smoothed_loss
 from lamina.nn.dropout import dropout
 from lamina.nn.embedding import TokenTable
-from lamina.nn.layout import AnyLayout, PackedLayout
+from lamina.nn.layout import AnyLayout, PackedLayout, whole_vectors
 from lamina.nn.prepacked import Prepacked
 from lamina.nn.stack import StackOutput
 
@@ -141,7 +141,7 @@ class AttendedSurface(nn.Module):
     def start(self, encoder: StackOutput, layout: AnyLayout, ids: Tensor) -> tuple[Tensor, AnyLayout]:
         values = _surface_values(encoder, has_positions=self.has_positions)
         # Detached: this path should shape the embeddings, not steer the two stacks.
-        return self.attention.project(encoder.final.detach(), values), layout
+        return whole_vectors(self.attention.project(encoder.final.detach(), values), layout)
 
     def forward(self, decoder: StackOutput, source: tuple[Tensor, AnyLayout], layout: AnyLayout | None) -> Tensor:
         query = decoder.states[self.state]

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from lamina.packed import PAD_POSITION, Packed, Rows
 
 # Tokens for each sentence that there is room for: where there are more, a sentence fills tiles of its own.
 LONG = 128
+VECTOR = 16  # numbers of 32 bits in the widest registers of a CPU
 WIDEST_OF_FLASH = 256  # channels of a head
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
@@ -59,10 +60,14 @@ class Layout(NamedTuple):
     def attend_within(self, qkv: Tensor, num_heads: int, *, is_causal: bool = False, dropout_p: float = 0.0) -> Tensor:
         """Every row looks at itself. qkv: (B, T, 3 * D), queries then keys then values -> (B, T, D)"""
         check_can_draw_again(dropout_p)
+        width = qkv.size(1)
+        if not is_causal:
+            qkv, self = whole_vectors(qkv, self)
         query, key, value = (split_heads(part, num_heads) for part in qkv.chunk(3, dim=2))
         # Rows are padded on the right, so no token ever looks at a pad: the causal kernel needs no other mask.
-        return join_heads(F.scaled_dot_product_attention(query, key, value, attn_mask=None if is_causal else self.may_attend,
-                                                         is_causal=is_causal, dropout_p=dropout_p))
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=None if is_causal else self.may_attend,
+                                               is_causal=is_causal, dropout_p=dropout_p)
+        return join_heads(mixed)[:, :width]
 
     def attend_across(self, query: Tensor, memory: Tensor, num_heads: int, *, reader: AnyLayout | None = None,
                       dropout_p: float = 0.0) -> Tensor:
@@ -126,6 +131,16 @@ class PackedLayout(Packed):
 
 
 AnyLayout = Layout | PackedLayout
+L = TypeVar("L", Layout, PackedLayout, AnyLayout)
+
+
+def whole_vectors(x: Tensor, layout: L) -> tuple[Tensor, L]:
+    """Padding behind rows that are searched on a CPU, so that whole vectors of a CPU's registers hold them: the order in which
+    attention adds up does not depend then on how wide the widest row is. x: (B, T, D)"""
+    missing = -x.size(1) % VECTOR
+    if not missing or x.device.type != "cpu" or torch.is_grad_enabled() or not isinstance(layout, Layout):
+        return x, layout
+    return F.pad(x, (0, 0, 0, missing)), layout.widened(x.size(1) + missing)  # type: ignore[return-value]
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

@@ -8,7 +8,9 @@ along, uses those that there are: on an EPYC of 2025 its products take less than
 
 from __future__ import annotations
 
+import os
 import platform
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
@@ -19,6 +21,18 @@ from torch.nn import functional as F
 # Multiplications of a product. oneDNN makes a kernel for each new shape, and batches keep changing theirs: from here on the
 # first product of a shape is no slower than MKL's.
 SMALLEST_PRODUCT = 2**24
+
+
+# oneDNN and torch's layer above it each keep the kernels of so many shapes, unless the environment says otherwise. It would be
+# 1,024, and since batches keep changing their shapes, a small model took 3 GiB instead of 0.7. Layers of a kind share them.
+CACHES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+KERNELS_KEPT = 32
+
+
+def keep_few_kernels(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Before the first product of the process, which reads it."""
+    for name in CACHES:
+        environ.setdefault(name, str(KERNELS_KEPT))
 
 
 class Linear(nn.Linear):

@@ -12,6 +12,7 @@ import torch
 from lamina.config.train_options import TrainConfig
 from lamina.distributed.agreement import check_agreement
 from lamina.distributed.launch import joined
+from lamina.nn.linear import keep_few_kernels
 from lamina.training.compute_type import products_of_float32
 from lamina.training.events import Callback
 from lamina.training.folder_lock import only_run_in
@@ -31,6 +32,8 @@ def is_for_gpu(config: TrainConfig) -> bool:
 def run_training(config: TrainConfig, callbacks: Sequence[Callback] = (), criterion: FunctionLoss | None = None, *,
                  after: Callable[[Run], T]) -> T:
     """This process's part of it; `after` looks at the run while all ranks are still together."""
+    if not is_for_gpu(config):
+        keep_few_kernels()
     with joined(config.ranks, is_on_gpu=is_for_gpu(config)) as ranks, advise_when_short(config), \
             products_of_float32(config.precision):
         check_agreement(config, ranks)
