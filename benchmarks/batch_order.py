@@ -10,10 +10,14 @@ script does not know go to all three runs.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from in_process import endless_shares
 
 import lamina.training.run as run_module
 from lamina.config.parser import parse, resolve
@@ -39,17 +43,9 @@ class Case:
         self.seconds, self.tokens = 0.0, 0
         self._updates = self._train()
 
-    def _shares(self) -> Iterator[Share]:
-        progress = self.run.progress
-        while True:
-            feed = self.run.feeds.train(progress.epoch)
-            self.run.reporter.begin_epoch(len(feed.plan(progress.epoch)))
-            yield from feed.shares(progress.epoch, 0, 1)
-            progress.begin_epoch(progress.epoch + 1)
-
     def _train(self) -> Iterator[None]:
         def counted() -> Iterator[Share]:
-            for share in self._shares():
+            for share in endless_shares(self.run):
                 self.tokens += sum(batch.num_source_tokens + batch.num_target_tokens for batch in share.batches)
                 started = time.process_time()
                 yield share

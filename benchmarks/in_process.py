@@ -15,7 +15,7 @@ from lamina.data.feed import Share
 from lamina.distributed.ranks import ALONE, Ranks
 from lamina.training.compute_type import products_of_float32
 from lamina.training.loop import run_updates
-from lamina.training.run import open_run
+from lamina.training.run import Run, open_run
 from lamina.training.whole_run import is_for_gpu
 
 WARM_UP = 6  # updates: on a GPU they are captured by then
@@ -58,24 +58,26 @@ class TrainingInTurns:
             wait()
             return clock() - started, tokens
 
-    def _shares(self) -> Iterator[Share]:
-        progress = self.run.progress
-        while True:
-            feed = self.run.feeds.train(progress.epoch)
-            self.run.reporter.begin_epoch(len(feed.plan(progress.epoch)))
-            yield from feed.shares(progress.epoch, 0, 1)
-            progress.begin_epoch(progress.epoch + 1)
-
     def _train(self) -> Iterator[int]:
         run, counted = self.run, [0]
 
         def shares() -> Iterator[Share]:
-            for share in self._shares():
+            for share in endless_shares(run):
                 counted[0] = sum(batch.num_target_tokens for batch in share.batches)
                 yield share
 
         for _ in run_updates(run.updater, run.schedule, shares(), run.progress, run.watch, run.config.seed, run.layer_drop):
             yield counted[0]
+
+
+def endless_shares(run: Run) -> Iterator[Share]:
+    """What a run's updates get, epoch after epoch."""
+    progress = run.progress
+    while True:
+        feed = run.feeds.train(progress.epoch)
+        run.reporter.begin_epoch(len(feed.plan(progress.epoch)))
+        yield from feed.shares(progress.epoch, 0, 1)
+        progress.begin_epoch(progress.epoch + 1)
 
 
 def _memory_in_use() -> int:

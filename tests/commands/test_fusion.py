@@ -54,7 +54,7 @@ def test_forms_that_starve_the_decoder_come_with_advice(places, capsys):
     assert run(line, **places) == 0
     assert "--sf-gate 0.8 is the published setting" in capsys.readouterr().out
     assert run(soft, **places) == 0
-    assert "--sf-dropout 0.5 trains the decoder alone" in capsys.readouterr().out
+    assert "--sf-dropout 0.5, which trains the decoder alone" in capsys.readouterr().out
     for one in (line, soft):
         assert run(f"{one} --sf-dropout 0.5", **places) == 0
         assert "--sf-dropout 0.5" not in capsys.readouterr().out
