@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,16 @@ def our_ids(tokenizer: Any, model: Any, theirs: torch.Tensor) -> torch.Tensor:
     return torch.tensor([start if name == "<pad>" else model.vocabularies[1].id(name) for name in names])[theirs]
 
 
+def in_double(theirs: Any, ours: Any) -> tuple[Any, Any]:
+    """Copies that compute in float64: float32's own noise is as large as the difference that is allowed.
+
+    FSMT makes positions in float32 whatever the model computes in, and fails: that pair stays as it is.
+    """
+    if type(theirs).__name__.startswith("FSMT"):
+        return theirs, ours
+    return copy.deepcopy(theirs).double(), copy.deepcopy(ours).double()
+
+
 @torch.no_grad()
 def check_log_probs(tokenizer: Any, theirs: Any, ours: Any, sources: list[str], targets: list[str],
                     labels: torch.Tensor | None = None) -> None:
@@ -56,13 +67,14 @@ def check_log_probs(tokenizer: Any, theirs: Any, ours: Any, sources: list[str], 
         start = torch.full_like(labels[:, :1], theirs.generation_config.decoder_start_token_id)
         batch = {**tokenizer(sources, return_tensors="pt", padding=True),
                  "decoder_input_ids": torch.cat([start, labels[:, :-1]], dim=1), "use_cache": False}
+    theirs, own = in_double(theirs, ours.models[0])
     expected = theirs(**batch).logits.log_softmax(dim=-1)
     rows = [torch.from_numpy(ours.encode_source(source)) for source in sources]
     source = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
     rows = [torch.from_numpy(ours.encode_target(target)) for target in targets]
     target = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
     target_in = torch.cat([torch.full_like(target[:, :1], 2), target[:, :-1].masked_fill(target[:, :-1] == PAD, PAD)], dim=1)
-    found = ours.models[0].log_probs(source, target_in)
+    found = own.log_probs(source, target_in)
     assert target.shape == labels.shape
     order = our_ids(tokenizer, ours, torch.arange(expected.size(-1)))
     assert len(set(order.tolist())) == expected.size(-1)

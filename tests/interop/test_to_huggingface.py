@@ -31,6 +31,7 @@ from huggingface_models import (
     transformers,
     xlm_roberta_folder,
 )
+from huggingface_parity import in_double
 from lamina.api.translator import Translator
 from lamina.checkpoint.format import Checkpoint, load_checkpoint, save_checkpoint
 from lamina.cli import main
@@ -133,8 +134,11 @@ def check_same(folder: Path, ours: Any, name: str, sentences: list[str] = SENTEN
             if UNK not in found.ids:  # which they leave out and we show
                 assert tokenizer.decode(row, skip_special_tokens=True) == found.text
             target = torch.tensor([found.ids])
-            expected = ours.models[0].log_probs(batch["input_ids"], torch.cat([torch.tensor([[EOS]]), target[:, :-1]], dim=1))
-            scores = theirs(**batch, decoder_input_ids=torch.cat([start, target[:, :-1]], dim=1), use_cache=False).logits
+            before = torch.cat([torch.tensor([[EOS]]), target[:, :-1]], dim=1)
+            exact, own = in_double(theirs, ours.models[0])
+            expected = own.log_probs(batch["input_ids"], before)
+            before = torch.cat([start, target[:, :-1]], dim=1)
+            scores = exact(**batch, decoder_input_ids=before, use_cache=False).logits
             # Of what is never said (-1000), float32 has fewer decimals.
             torch.testing.assert_close(scores.log_softmax(dim=-1).clamp(min=-500), expected.clamp(min=-500), rtol=0, atol=1e-5)
             lengths.append(len(row))
@@ -328,8 +332,9 @@ def test_roberta_computes_the_same(tmp_path, case):
         pieces = [ours.vocabularies[0].ids(ours.subwords[0].encode(part)) for part in sentence.split("<mask>")]
         expected = [BOS, *pieces[0], *([mask, *pieces[1]] if len(pieces) > 1 else []), EOS]
         assert [number if number < size else UNK for number in ids[0].tolist()] == expected
-        scores = theirs.eval()(ids).logits.log_softmax(dim=-1)
-        own = ours.models[0].logits(torch.tensor([expected])).log_softmax(dim=-1)
+        exact, model = in_double(theirs.eval(), ours.models[0])
+        scores = exact(ids).logits.log_softmax(dim=-1)
+        own = model.logits(torch.tensor([expected])).log_softmax(dim=-1)
         torch.testing.assert_close(scores[..., :size], own, rtol=0, atol=1e-5)
         assert not scores[..., size:].exp().any()
     filled = library.pipeline("fill-mask", model=str(folder))("the old <mask> sings", top_k=size)
