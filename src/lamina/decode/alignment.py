@@ -54,7 +54,7 @@ def attention_weights(model: EncoderDecoder, attention: MemoryAttention, source:
         model(source, target_in, active)
     finally:
         hook.remove()
-    return seen[0]
+    return seen[0][:, :, : source.size(1)]  # the memory may have padding behind it (layout.whole_vectors)
 
 
 def alignment_of(attention: Tensor, source_ids: Sequence[int], skipped: Sequence[int]) -> list[tuple[int, int]]:
