@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType
 
 EVERY = 0.004  # seconds
-# What most of a call's time goes on in is not worth a line of its own.
+# A hop that only passes a call on is not worth a line of its own.
 PASSED_ON = 0.9
 HIDDEN = ("importlib", str(Path(__file__).name))
 ROOTS = (f"{Path(threading.__file__).parent}/", "site-packages/", "dist-packages/", "/src/")

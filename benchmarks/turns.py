@@ -1,4 +1,4 @@
-"""A run of `lamina train` that starts beside others, is stopped once it is warm, and goes on when it is its turn.
+"""A run of `lamina train` that starts beside others, is stopped once it is warm, and continues when it is its turn.
 
 Starting takes half a minute, mostly of one core, and a turn a few seconds of the GPU: so many runs are measured in little more
 time than one. All hold their memory meanwhile.

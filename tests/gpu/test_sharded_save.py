@@ -1,4 +1,4 @@
-"""Rows of weights on a GPU, written by the rank that holds them while training goes on: to the bit what one file holds."""
+"""Rows of weights on a GPU, written by the rank that holds them during training: to the bit what one file holds."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Linear layers are torch's, whoever multiplies."""
+"""Linear layers are torch's, with any library's products."""
 
 import os
 

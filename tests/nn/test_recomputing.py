@@ -16,7 +16,7 @@ def test_the_gradient_is_that_of_the_function():
 
 
 def test_a_call_that_failed_leaves_nothing_behind():
-    """Whoever keeps the error, as a notice that is written later does, can go on with other passes."""
+    """A caller that keeps the error, as a notice that is written later does, can run other passes."""
     x = torch.randn(5, requires_grad=True)
     with pytest.raises(RuntimeError, match="on purpose") as kept:
         computed_again(lambda x: computed_again(failing, x), x)

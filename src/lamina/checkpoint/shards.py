@@ -1,7 +1,7 @@
 """Sharded checkpoints: a folder with the rows that each rank held, and a small checkpoint file that says which.
 
 The file, `checkpoint.pt` in the folder, is an ordinary checkpoint without tensors of weights and optimizer. Its other names,
-such as checkpoint_best.pt, lie beside the folder. Whoever reads one of them gets the whole checkpoint. docs/formats.md has the
+such as checkpoint_best.pt, lie beside the folder. A reader of one of them gets the whole checkpoint. docs/formats.md has the
 details; distributed/shard_writer.py writes them.
 """
 
