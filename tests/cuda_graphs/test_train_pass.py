@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 from lamina.parts.update_rules import Sgd
 from lamina.training.loss import batch_loss
 from lamina.training.update import Updater
+from replayed import Rerunning, sums_and_gradients, without_a_device
 from tiny import VOCABULARY_SIZE, batch_of, tiny_language_model, tiny_model
 
 SGD = OptimizationConfig(optimizer=Sgd(), lr=(0.1,), clip_norm=0.0)
@@ -137,22 +137,6 @@ def test_what_stands_in_the_way_is_said():
     assert "--fsdp" in ShardedWeights.why_uncaptured
 
 
-class Rerunning:
-    """Stands for the recorder where there is no GPU: what is replayed is computed again."""
-
-    is_on = True
-
-    def __init__(self):
-        self.num_captured = 0
-
-    def warm_up(self, compute):
-        compute()
-
-    def capture(self, compute):
-        self.num_captured += 1
-        return SimpleNamespace(replay=compute)
-
-
 BANDS = LanguageModelConfig(softmax_cutoff=(10, 20), softmax_factor=2.0)
 
 
@@ -167,27 +151,17 @@ def text_of(number: int, rare: float) -> TokenBatch:
 
 def rare_texts(monkeypatch, rares: list[float]) -> tuple[list[bool], int]:
     """For each text whether its pass was replayed, and how often one was captured; the gradients are those of eager passes."""
-    for name in ("synchronize", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    without_a_device(monkeypatch)
     model = tiny_language_model(lm=BANDS)
     updater = Updater(model, SGD, PrecisionConfig(), torch.bfloat16)
     passes = CapturedPasses(model, updater.weights, updater.forward_backward, lambda note: None, lambda seconds: None,
                             is_compiled=False)
     passes.recorder, is_replayed = Rerunning(), []
     for number, rare in enumerate(rares):
-        batch, found = text_of(number, rare), []
+        batch = text_of(number, rare)
         replay = passes.find(batch, ALL_LAYERS, updater.sums)
         is_replayed.append(replay is not None)
-        for captured in (replay, None):
-            updater.weights.forget_grad_()
-            updater.sums.zero_()
-            if captured is None:
-                updater.forward_backward(batch)
-                updater.weights.collect_grad_()
-            else:
-                captured()
-            found.append((updater.sums.clone(), updater.weights.grad.clone()))
-        torch.testing.assert_close(*found, rtol=0.02, atol=0.02)
+        torch.testing.assert_close(*sums_and_gradients(updater, batch, replay), rtol=0.02, atol=0.02)
     return is_replayed, passes.recorder.num_captured
 
 
@@ -248,8 +222,7 @@ def test_batches_of_ever_new_shapes_are_told_once():
 
 @pytest.mark.parametrize(("every", "is_told"), [(2, True), (20, False)])
 def test_batches_of_other_shapes_than_those_that_are_captured_are_told_if_they_are_many(every, is_told, monkeypatch):
-    for name in ("synchronize", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    without_a_device(monkeypatch)
     said, model = [], tiny_model()
     passes = CapturedPasses(model, FlatWeights(model, torch.bfloat16), lambda *_, **__: None, said.append, lambda _: None,
                             is_compiled=False)

@@ -1,7 +1,6 @@
 """Single texts in rows of one shape, as a GPU captures them: losses and gradients are those of rows without a pad."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from lamina.parts.criteria import CrossEntropy, MaskedLmLoss, SentenceLoss
 from lamina.parts.update_rules import Sgd
 from lamina.training.loss import batch_loss
 from lamina.training.update import Updater
+from replayed import Rerunning, sums_and_gradients, without_a_device
 from tiny import VOCABULARY_SIZE, tiny_language_model, tiny_masked_model
 
 SHAPE = TextShape(places=64, num_texts=12, longest=16, num_masked=30)
@@ -119,23 +119,10 @@ def test_pieces_add_up_to_the_whole(kind):
         torch.testing.assert_close(one + other, whole, rtol=1e-4, atol=1e-5)
 
 
-class Rerunning:
-    """Stands for the recorder where there is no GPU: what is replayed is computed again, on the batch that was captured."""
-
-    is_on = True
-
-    def warm_up(self, compute):
-        compute()
-
-    def capture(self, compute):
-        return SimpleNamespace(replay=compute)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_replayed_pass_is_that_of_the_batch_at_hand(kind, dtype, monkeypatch, attention_of_a_gpu):
-    for name in ("synchronize", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    without_a_device(monkeypatch)
     new_batch, new_model, criterion = KINDS[kind]
     model = new_model()
     updater = Updater(model, OptimizationConfig(optimizer=Sgd(), criterion=criterion, clip_norm=0.0), PrecisionConfig(), dtype)
@@ -143,19 +130,10 @@ def test_a_replayed_pass_is_that_of_the_batch_at_hand(kind, dtype, monkeypatch, 
                             is_compiled=False)
     passes.recorder = Rerunning()
     for seed in range(3):
-        batch, found = new_batch(seed).in_shape(SHAPE), []
+        batch = new_batch(seed).in_shape(SHAPE)
         replay = passes.find(batch, ALL_LAYERS, updater.sums)
         assert replay is not None
-        for captured in (replay, None):
-            updater.weights.forget_grad_()
-            updater.sums.zero_()
-            if captured is None:
-                updater.forward_backward(batch)
-                updater.weights.collect_grad_()
-            else:
-                captured()
-            found.append((updater.sums.clone(), updater.weights.grad.clone()))
-        torch.testing.assert_close(*found, rtol=1e-6 if dtype == torch.float32 else 0.02,
+        torch.testing.assert_close(*sums_and_gradients(updater, batch, replay), rtol=1e-6 if dtype == torch.float32 else 0.02,
                                    atol=1e-6 if dtype == torch.float32 else 0.02)
 
 

@@ -6,11 +6,14 @@ A run on a GPU may be cut short, so each failure is told as soon as it is known.
 import os
 
 import pytest
+import torch
+from torch import distributed as dist
 
 import lamina.cuda_graphs.compiled_pass as pass_module
 import lamina.nn.compiling as compiling_module
 import lamina.nn.cross_entropy as loss_module
 import lamina.training.update as update_module
+from lamina.distributed.ranks import Ranks
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +26,16 @@ def uncompiled(request, monkeypatch):
         monkeypatch.setattr(module, "compiled", lambda function: function)
     yield
     loss_module.compiled_chunk.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """A group of one."""
+    device = torch.device("cuda", 0)
+    meeting = tmp_path_factory.mktemp("ranks") / "meeting"
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{meeting}", rank=0, world_size=1)
+    yield Ranks(device=device)
+    dist.destroy_process_group()
 
 
 class FailuresAtOnce:

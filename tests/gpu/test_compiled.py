@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-from torch import distributed as dist
 
-from lamina.distributed.ranks import Ranks
 from lamina.parts.residuals import Admin
 from rank_work import FUSIONS, Case, batch, recomputed, sharded, train_updates
 from tiny import tiny_config
@@ -15,15 +13,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 WITHOUT_DRAWS = {"plain": Case(tiny_config(), batch=lambda place: batch(0)),
                  "admin, fused": Case(tiny_config(init=Admin(), **FUSIONS["att hard"]), batch=lambda place: batch(0)),
                  "recomputed": Case(tiny_config(), recomputed, batch=lambda place: batch(0))}
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    device = torch.device("cuda", 0)
-    meeting = tmp_path_factory.mktemp("ranks") / "meeting"
-    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{meeting}", rank=0, world_size=1)
-    yield Ranks(device=device)
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -2,24 +2,13 @@
 
 import pytest
 import torch
-from torch import distributed as dist
 
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
-from lamina.distributed.ranks import Ranks
 from lamina.training.update import Updater
 from rank_work import CASES, KINDS, PAIRS, alone, replicated, train_updates
 from tiny import batch_of, tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    device = torch.device("cuda", 0)
-    meeting = tmp_path_factory.mktemp("ranks") / "meeting"
-    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{meeting}", rank=0, world_size=1)
-    yield Ranks(device=device)
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from lamina.distributed.ranks import Ranks
 from lamina.distributed.weights import FlatWeights, MatrixPlace
 
 
-class RowsOfWeights(FlatWeights):
+class RowsOfWeights(FlatWeights, ABC):
     """The contract of FlatWeights for this rank's rows of each parameter; `named` and `fill_` speak of whole ones.
 
     What a rank keeps lies in flat tensors, as without shards, so that optimizers need not know of them.
@@ -43,8 +44,9 @@ class RowsOfWeights(FlatWeights):
                  **dict(zip(self.names, self.shapes, strict=True))}
         return {name: found[name] for name in self._order}
 
+    @abstractmethod
     def _frozen_rows(self) -> dict[str, Any]:
-        raise NotImplementedError("a kind of weights says where those are")
+        """What this rank has of weights that are not trained."""
 
     def fill_(self, pieces: Mapping[int, Tensor], stored: Mapping[str, Tensor]) -> None:
         for number, piece in pieces.items():
