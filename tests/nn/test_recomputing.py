@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+import lamina.nn.recomputing as module
 from lamina.nn.recomputing import computed_again
 
 
@@ -15,11 +16,33 @@ def test_the_gradient_is_that_of_the_function():
     torch.testing.assert_close(x.grad, x.detach().cos() * x.detach().sin().exp())
 
 
-def test_a_call_that_failed_leaves_nothing_behind():
+def hooks():
+    def unpack(_):
+        raise AssertionError("taken for a part of the call that failed")
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        yield
+
+
+def checkpoint_of_torch_2_12(function, *inputs, **_):
+    """What matters of it: hooks that a generator in this frame holds, which an error leaves open."""
+    held = hooks()
+    next(held)
+    result = function(*inputs)
+    next(held, None)
+    return result
+
+
+@pytest.mark.parametrize("checkpoint", [module.checkpoint, checkpoint_of_torch_2_12])
+def test_a_call_that_failed_leaves_nothing_behind(checkpoint, monkeypatch):
     """A caller that keeps the error, as a notice that is written later does, can run other passes."""
+    monkeypatch.setattr(module, "checkpoint", checkpoint)
     x = torch.randn(5, requires_grad=True)
-    with pytest.raises(RuntimeError, match="on purpose") as kept:
+    kept = None
+    try:
         computed_again(lambda x: computed_again(failing, x), x)
+    except RuntimeError as error:
+        kept = error
     x.exp().sum().backward()
     torch.testing.assert_close(x.grad, x.detach().exp())
-    assert kept.value.__traceback__ is not None
+    assert str(kept) == "on purpose"
