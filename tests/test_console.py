@@ -69,6 +69,20 @@ def test_a_disk_may_have_room_again(tmp_path):
     assert disk.text.strip() == "told"
 
 
+def test_a_line_is_told_in_one_piece():
+    """Unbuffered, as under torchrun, what is written in pieces mixes with the pieces of other ranks."""
+    pieces = []
+
+    class Unbuffered(io.StringIO):
+        def write(self, text):
+            pieces.append(text)
+            return len(text)
+
+    with redirect_stderr(Unbuffered()):
+        console.notice("hello")
+    assert list(filter(None, pieces)) == ["| hello\n"]
+
+
 def test_closed_streams(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)

@@ -45,7 +45,8 @@ def warn(text: str) -> None:
 def tell(line: str) -> None:
     """To the person, if there is one: a log that is not read or that has no room left is no reason to fail."""
     try:
-        print(printable(line), file=sys.stderr, flush=True)
+        # In one piece: where Python is unbuffered, as under torchrun, print would write the end of the line by itself.
+        print(printable(line) + "\n", end="", file=sys.stderr, flush=True)
     except (OSError, ValueError):
         discard(sys.stderr)
 

@@ -301,7 +301,9 @@ def stop(event):
     if event.kind == "update" and event.num_updates == 4:
         event.stop()
 model = lamina.train(sys.argv[1], save_dir="out", max_update=50, callbacks=[stop], **{options!r})
-print("rank", os.environ["RANK"], len(model.history), model.translate("a bird", max_len_b=3).text)
+# In one piece: torchrun starts Python unbuffered, where print writes each word by itself, and lines of two ranks mix.
+words = ["rank", os.environ["RANK"], str(len(model.history)), model.translate("a bird", max_len_b=3).text]
+sys.stdout.write(" ".join(words) + "\\n")
 """
 
 
@@ -312,7 +314,7 @@ def test_under_torchrun_it_is_one_process_of_several(data, tmp_path):
                           cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     said = sorted(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("rank "))
-    assert [words[0] for words in said] == ["0", "1"]
+    assert [words[0] for words in said] == ["0", "1"], (done.stdout, done.stderr)
     assert said[0][2:] == said[1][2:]  # both have the model that the first one saved
     assert last(tmp_path / "out").training["progress"]["updates"] == 4
     assert "x 2 ranks)" in done.stdout
