@@ -155,6 +155,8 @@ def execute(words: list[str]) -> int:
         return 0
     from lamina.config.command_help import wanted_help
     from lamina.config.parser import help_text, parse, resolve
+    from lamina.fields import flatten
+    from lamina.gpu_driver import start_driver
     from lamina.plug_ins import import_paths, load_installed, missing_notice, paths_in
 
     if words[0].replace("_", "-").startswith("--local-rank=") and len(words) > 1:
@@ -177,6 +179,8 @@ def execute(words: list[str]) -> int:
     for notice in [*notices, *([missing_notice(missing)] if missing else [])]:
         say(notice)
     provenance.begin_command(words)
+    if flatten(config).get("cpu") is False:
+        start_driver()
     with no_garbage_collection():
         run = load(command.run)
     run(config)  # type: ignore[operator]
