@@ -30,6 +30,7 @@ from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, DamageError
 from lamina.fields import build, unique_leaves, with_switches_applied
 from lamina.files import check_regular, is_plain_name, part_of, remove_stale_parts, replace_durably
+from lamina.init.undrawn import Undrawn
 from lamina.models.contract import Model
 from lamina.parts.contracts import TaskKind
 from lamina.provenance import versions
@@ -87,7 +88,8 @@ class Checkpoint:
 
     def build_model(self) -> Model:
         """The model of the checkpoint's task, with its weights."""
-        model = self.kind.build_model(self.model_config(), tuple(map(len, self.vocabularies())))
+        with Undrawn():
+            model = self.kind.build_model(self.model_config(), tuple(map(len, self.vocabularies())))
         load_weights_(model, self.weights)
         return model
 
