@@ -11,6 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -61,6 +62,15 @@ class TestReading:
             assert torch.equal(load_checkpoint(path).weights["table"], WHOLE["weights/table"])
         assert is_sharded(renamed)
         assert torch.equal(load_any(renamed).weights["bias"], WHOLE["weights/bias"])
+
+    def test_the_index_that_an_older_python_writes_is_read(self, tmp_path, monkeypatch):
+        """Up to 3.11.3 the member of an enumeration is got by its name."""
+        monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", lambda self, protocol: (getattr, (type(self), self.name)))
+        path = tmp_path / "shards-x"
+        dcp.save(dict(WHOLE), checkpoint_id=path, no_dist=True)
+        assert b"getattr" in (path / INDEX_NAME).read_bytes()
+        assert {name: stored.shape for name, stored in read_index(path).items()} == {
+            name: tuple(tensor.shape) for name, tensor in WHOLE.items()}
 
     def test_in_pieces_where_files_are_mapped(self, folder):
         with torch_files.patch({"load.mmap": True}):

@@ -97,6 +97,7 @@ KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): StorageInfo,
     ("torch.serialization", "_get_layout"): Record,
     ("torch", "Size"): _size,
+    ("builtins", "getattr"): Record,  # of members of enumerations, by Python up to 3.11.3
     ("pathlib", "PosixPath"): Record,
     ("pathlib._local", "PosixPath"): Record,
 }
