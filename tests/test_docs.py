@@ -19,7 +19,9 @@ from lamina.config.train_options import TrainConfig
 from lamina.fields import unique_leaves
 from lamina.plug_ins import paths_in
 from lamina.recipes.recipe_file import find_recipe
-from write_docs import command_file, config_class, migration_row, pages, recipe_pages, write_pages
+from lamina.recipes.results import read_rows
+from result_pages import ARCHIVE, CURRENT, SOURCED, figure_pages, with_figures
+from write_docs import command_file, config_class, migration_row, pages, write_pages
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
@@ -52,10 +54,26 @@ def test_generated_pages_are_up_to_date(name):
     assert (read(path) if path.exists() else "") == pages()[name], f"docs/{name} is out of date: run `make docs`"
 
 
-@pytest.mark.parametrize("name", recipe_pages(ROOT / "docs"))
+@pytest.mark.parametrize("name", figure_pages(ROOT / "docs"))
 def test_results_are_those_of_the_results_file(name):
     path = ROOT / "docs" / name
-    assert (read(path) if path.exists() else "") == recipe_pages(ROOT / "docs")[name], f"{name} is out of date: run `make docs`"
+    assert (read(path) if path.exists() else "") == figure_pages(ROOT / "docs")[name], f"{name} is out of date: run `make docs`"
+
+
+def test_a_number_follows_its_rows():
+    rows = [{"kind": "run", "recipe": "r", "variant": "v", "cut": cut, "seed": seed, "budget": 1,
+             "figures": {"test BLEU": bleu}} for cut, seed, bleu in (("", 1, 40.0), ("", 2, 41.0), ("half", 1, 1234.5))]
+    page = "1.9<!--=r/v//test BLEU--> 0.00 ± 9<!--=r/v//test BLEU--> 7<!--=r/v/half/test BLEU--> 3.3<!--=paper--> 2.2"
+    assert with_figures(page, rows) == ("40.5<!--=r/v//test BLEU--> 40.50 ± 0.71<!--=r/v//test BLEU--> "
+                                        "1,234<!--=r/v/half/test BLEU--> 3.3<!--=paper--> 2.2")
+    with pytest.raises(SystemExit, match="no row for r/v//other"):
+        with_figures("1<!--=r/v//other-->", rows)
+
+
+def test_each_score_on_the_page_of_results_says_where_it_comes_from():
+    """Numbers with decimals, but for options and settings."""
+    page = SOURCED.sub("", read(ROOT / "docs" / "results.md"))
+    assert not re.findall(r"[^\n]*\d\.\d[^\n]*", re.sub(r"`[^`]*`|(LayerDrop |rate |\()0\.\d", "", page))
 
 
 def sections_of(page):
@@ -64,22 +82,26 @@ def sections_of(page):
             for text in page.split("\n## ")[1:]}
 
 
-def test_no_claim_without_a_run():
-    """A claim links to a section, which links to pages of recipes that have rows; otherwise it is marked as not run."""
-    page = read(ROOT / "docs" / "results.md")
-    sections, run = sections_of(page), {Path(name).stem for name in recipe_pages(ROOT / "docs")}
+def recipes_in(name):
+    return {row["recipe"] for row in read_rows(ROOT / "docs" / name)}
+
+
+@pytest.mark.parametrize(("name", "rows"), [("results.md", CURRENT), ("results-archive.md", ARCHIVE)])
+def test_no_claim_without_a_run(name, rows):
+    """A claim links to a section, which links to pages of recipes that have rows."""
+    page = read(ROOT / "docs" / name)
+    sections, run = sections_of(page), recipes_in(rows)
     rows = page.split("| claim |")[1].split("\n\n")[0].splitlines()[2:]
     assert rows
     for line in rows:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         (anchor,) = re.findall(r"\(#([\w-]+)\)", cells[-1])
         recipes = set(re.findall(r"results/(\w+)\.md", sections[anchor]))
-        assert (recipes & run) if "not run" not in line else not (recipes & run), line
+        assert recipes & run, line
 
 
 def test_what_was_not_run_is_said():
-    page = read(ROOT / "docs" / "results.md")
-    run = {Path(name).stem for name in recipe_pages(ROOT / "docs")}
+    page, run = read(ROOT / "docs" / "results.md"), recipes_in(CURRENT)
     for name in all_names():
         if find_recipe(name).tiers:
             assert f"results/{name}.md" in page if name in run else f"`{name}`" in sections_of(page)["not-run"], name

@@ -16,9 +16,9 @@ from lamina.config.fairseq_options import FAIRSEQ_OPTIONS, REFUSED_VALUES, Retir
 from lamina.config.packaged_recipes import all_corpora
 from lamina.fields import Leaf, default_text, flatten, leaves, unique_leaves
 from lamina.recipes.origins import origin
-from lamina.recipes.recipe_file import find_dataset, find_recipe
-from lamina.recipes.results import PUBLISHED_DATA, RUN, Row, read_rows, section
+from lamina.recipes.recipe_file import find_dataset
 from lamina.registry import register
+from result_pages import figure_pages
 
 NOTE = "<!-- Written by `make docs` from the configuration classes: change those, or tools/write_docs.py. -->"
 
@@ -434,30 +434,11 @@ def _cell(text: str) -> str:
 
 def write_pages(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    written = pages() | recipe_pages(folder)
+    written = pages() | figure_pages(folder)
     for name, text in written.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(text.encode("utf-8"))
     return [folder / name for name in written]
-
-
-def recipe_pages(folder: Path) -> dict[str, str]:
-    """File name -> content: the figures of each recipe that results.jsonl has rows of."""
-    rows = read_rows(folder / "results.jsonl")
-    return {f"results/{name}.md": _recipe_page(name, rows, folder)
-            for name in dict.fromkeys(row["recipe"] for row in rows if row["kind"] == RUN)}
-
-
-def _recipe_page(name: str, rows: Sequence[Row], folder: Path) -> str:
-    recipe = find_recipe(name)
-    title = recipe.figure.title or name
-    blocks = ["<!-- Written by `make docs` from docs/results.jsonl and the recipe. -->", f"# {title}", f"{recipe.about}."]
-    if recipe.published:
-        blocks.append(f"Published: {recipe.published}.")
-    blocks += [f"![{title}: {what}](../figures/{name}{ending}.svg)" for ending, what in (("", "scores"), ("-loss", "losses"))
-               if (folder / "figures" / f"{name}{ending}.svg").exists()]
-    blocks.append(f"Corpus: [{recipe.data.name}](../corpora.md#{recipe.data.name}).")
-    return "\n\n".join([*blocks, section(name, rows, PUBLISHED_DATA).strip()]) + "\n"
 
 
 if __name__ == "__main__":

@@ -69,6 +69,16 @@ def test_from_text_to_results(tmp_path, in_process, capsys):
     assert read_rows(out / "results.jsonl") == rows[:3]
 
 
+def test_settings_are_chosen_on_validation_text(tmp_path, in_process):
+    path = write_recipe(tmp_path, recipe={**RECIPE, "measure": "valid"})
+    assert main(words(tmp_path, path, "--seeds", "3")) == 0
+    runs = [row for row in read_rows(tmp_path / "out" / "results.jsonl") if row["kind"] == "run"]
+    assert [row["status"] for row in runs] == ["done"] * 3
+    for row in runs:
+        assert "valid BLEU" in row["figures"]
+        assert "news BLEU" not in row["figures"]
+
+
 def test_a_language_model_and_its_cuts(tmp_path, in_process):
     path = write_recipe(tmp_path, "lm", LM_RECIPE, LM_CORPUS)
     assert main(words(tmp_path, path)) == 0

@@ -47,6 +47,10 @@ class TestSet:
     score: dict[str, Any] = field(default_factory=dict)  # flags of `lamina score`, over the corpus' own
 
 
+# Of a pair of languages; `prepare` writes its reference too.
+VALIDATION = TestSet("valid", source=(), references=((),))
+
+
 @dataclass(frozen=True)
 class Dataset:
     name: str

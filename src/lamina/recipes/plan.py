@@ -19,11 +19,10 @@ from lamina.parts.contracts import SOURCES
 from lamina.plug_ins import USER_DIR, paths_in
 from lamina.recipes.confine import check_inside
 from lamina.recipes.dataset import Dataset, TestSet
-from lamina.recipes.recipe_file import Cut, Recipe, Variant, scaled
+from lamina.recipes.recipe_file import ON_VALID, Cut, Recipe, Variant, metric_names, scaled
 
 WHOLE_NAME = "whole"  # of the model with all its layers, in file names
 AVERAGE_NAME = "model.pt"
-LM_SPLITS = ("valid", "test")
 DOWNLOADS = "{data}"  # in a flag of `lamina preprocess` or `lamina train`: the folder of --data
 
 
@@ -146,7 +145,7 @@ def plan_run(recipe: Recipe, variant: Variant, seed: int, places: Places, *, bud
                             makes=(str(model),)))
     evaluations: list[Evaluation] = []
     keeps = [model.name]
-    for cut in variant.cuts if recipe.has_tests else ():
+    for cut in variant.cuts if recipe.tests or recipe.splits else ():
         path, keep = model, cut.keep
         if cut.search or cut.heal:
             path, keep = checkpoints / f"{cut.name}.pt", {}
@@ -172,7 +171,7 @@ def _translation_stages(recipe: Recipe, variant: Variant, cut: Cut, model: Path,
     stages: list[Stage] = []
     evaluations: list[Evaluation] = []
     text = places.text(recipe.data)
-    for test in recipe.data.tests:
+    for test in recipe.tests:
         name = f"{cut.name or WHOLE_NAME}.{test.name}"
         hypotheses, scores = str(folder / f"{name}.hyp"), str(folder / f"{name}.score")
         source = text / f"{test.name}.{recipe.data.endings[0]}"
@@ -194,7 +193,7 @@ def score_words(data: Dataset, test: TestSet, text: Path) -> list[str]:
         words += ["--ref", *(str(text / f"{test.name}.ref{number}") for number in range(len(test.references)))]
     if test.m2:
         words += [f"--m2={text / test.name}.m2"]
-    if _metric_names(flags) & set(metrics_that(need=SOURCES)):
+    if metric_names(flags) & set(metrics_that(need=SOURCES)):
         words += [f"--source={text / test.name}.{data.endings[0]}"]
     return words
 
@@ -203,7 +202,7 @@ def _language_model_stages(recipe: Recipe, variant: Variant, cut: Cut, model: Pa
                            places: Places) -> tuple[list[Stage], list[Evaluation]]:
     stages: list[Stage] = []
     evaluations: list[Evaluation] = []
-    for split in LM_SPLITS:
+    for split in recipe.splits:
         name = f"{cut.name or WHOLE_NAME}.{split}"
         scores = str(folder / f"{name}.score")
         words = ("eval-lm", str(places.binary(recipe.data)), f"--path={model}", f"--gen-subset={split}", *flag_words(keep),
@@ -244,7 +243,7 @@ def plan_comparisons(recipe: Recipe, plans: Sequence[RunPlan], places: Places,
             continue
         others = {(one.cut, one.test): one for one in base.evaluations}
         for own in plan.evaluations:
-            test = next((test for test in recipe.data.tests if test.name == own.test), None)
+            test = next((test for test in recipe.tests if test.name == own.test), None)
             if test is None or not own.hypotheses or not is_resampled(recipe.data, test):
                 continue
             other = others.get((own.cut, own.test)) or others["", own.test]
@@ -257,18 +256,14 @@ def plan_comparisons(recipe: Recipe, plans: Sequence[RunPlan], places: Places,
 
 def is_resampled(data: Dataset, test: TestSet) -> bool:
     """Whether the test set's metrics are ones that `lamina score --baseline` takes."""
-    return _metric_names(test.score or data.score) <= set(metrics_that(are_of_sacrebleu=True))
-
-
-def _metric_names(flags: Mapping[str, Any]) -> set[str]:
-    named = flags.get("metric", "bleu")
-    return set(map(str, named)) if isinstance(named, list) else set(str(named).split(","))
+    return metric_names(test.score or data.score) <= set(metrics_that(are_of_sacrebleu=True))
 
 
 def _digest(recipe: Recipe, variant: Variant, train: Mapping[str, Any], train_flags: Sequence[str]) -> str:
     """Two runs with the same digest did the same; notes on them do not count."""
     settings = {"data": recipe.data.digest, "train": train, "more": list(train_flags), "average": recipe.average,
-                "model": recipe.model, "decode": variant.decode, "cuts": [_settings(cut) for cut in variant.cuts]}
+                "model": recipe.model, "decode": variant.decode, "cuts": [_settings(cut) for cut in variant.cuts],
+                **({"measure": recipe.measure} if recipe.measure == ON_VALID else {})}
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 

@@ -18,7 +18,7 @@ from lamina.errors import DataError
 from lamina.files import whole_folder
 from lamina.metrics.m2 import Annotated, read_m2
 from lamina.preprocess.workers import Progress, Workers, no_progress
-from lamina.recipes.dataset import Cleaning, Dataset, TestSet, check_places, filled
+from lamina.recipes.dataset import VALIDATION, Cleaning, Dataset, TestSet, check_places, filled
 from lamina.recipes.origins import digest_of, origin
 from lamina.recipes.sources import locate, read_place
 from lamina.text.subword import Whitespace, remove_joiners
@@ -95,6 +95,9 @@ def _write_training(dataset: Dataset, read: Read, folder: Path, pool: Workers,
             raise DataError(f"corpus {dataset.name}: nothing is left for {split} ({dict(writer.left_out) or 'no lines'}). Look "
                             "at the files, and at `clean` in its description.")
         yield split, {"lines": writer.count, **writer.left_out}
+    if len(dataset.endings) == 2:
+        lines = writers["valid"].paths[1].read_text(encoding="utf-8").split("\n")[:-1]
+        _write_reference(dataset, f"{VALIDATION.name}.ref0", lines, folder)
 
 
 def _rows(dataset: Dataset, read: Read, places: Iterable[str]) -> Iterator[Row]:
@@ -138,17 +141,26 @@ def _write_test(dataset: Dataset, test: TestSet, read: Read, folder: Path, pool:
     for name, (places, side) in files.items():
         rows = ((line,) for place in places for line in read(place))
         lines = [row[0] for row, _ in cleaned(dataset, rows, pool, filters=False, endings=(dataset.endings[side],))]
-        if side and dataset.has_bpe_marks:
-            lines = [remove_joiners(line) for line in lines]
         if count and len(lines) != count:
             raise DataError(f"test {test.name}: {places[0]} has {len(lines)} lines and {test.source[0]} {count}; line N of one "
                             "must belong to line N of the other.")
         count = len(lines)
-        (folder / name).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        if side:
+            _write_reference(dataset, name, lines, folder)
+        else:
+            _write_lines(folder / name, lines)
     if test.m2:
         text = "".join(line + "\n" for line in read(test.m2))
         (folder / f"{test.name}.m2").write_text(text, encoding="utf-8")
     return {"lines": count}
+
+
+def _write_reference(dataset: Dataset, name: str, lines: Iterable[str], folder: Path) -> None:
+    _write_lines(folder / name, map(remove_joiners, lines) if dataset.has_bpe_marks else lines)
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
 
 # -- cleaning

@@ -10,18 +10,20 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from lamina.config.metric_options import metrics_that
 from lamina.config.packaged_recipes import all_corpora, all_names, folders
 from lamina.config.yaml_file import read_mapping
 from lamina.errors import ConfigError
 from lamina.files import is_plain_name
-from lamina.recipes.dataset import Dataset, check_keys, read_dataset
+from lamina.parts.contracts import EDITS
+from lamina.recipes.dataset import VALIDATION, Dataset, TestSet, check_keys, read_dataset
 from lamina.registry import TasksWith
 from lamina.suggestions import suggestion
 from lamina.traits import DECODER_ONLY
 
 KEYS = ("about", "published", "data", "seeds", "tiers", "baseline", "train", "average", "model", "decode", "cuts", "analyze",
         "variants", "grid", "measure", "stalled-above", "title", "labels", "against")
-MEASURES = ("tests", "loss")
+MEASURES = ON_TESTS, ON_VALID, ON_LOSS = ("tests", "valid", "loss")
 VARIANT_KEYS = ("about", "train", "cuts", "analyze", "decode")
 # What --budget scales: everything that counts updates.
 COUNTS_OF_UPDATES = ("heal", "max-update", "warmup-updates", "validate-interval-updates", "save-interval-updates",
@@ -80,13 +82,25 @@ class Recipe:
     average: dict[str, Any]  # flags of `lamina average`; none: no averaging
     model: str  # the checkpoint that is measured where nothing is averaged
     variants: dict[str, Variant]
-    has_tests: bool  # whether test sets are decoded; without, the training's own losses are what is measured
+    measure: str  # test sets are decoded; or validation text, where settings are chosen; or the training's own losses are all
     figure: FigureWords
     stalled_above: float  # bits a token at the last validation, from which on a run has learned nothing or lost it again
 
     @property
     def is_language_model(self) -> bool:
         return next(iter(self.variants.values())).train.get("task") in TasksWith(DECODER_ONLY)
+
+    @property
+    def tests(self) -> tuple[TestSet, ...]:
+        """What is translated and scored."""
+        sets = {ON_TESTS: self.data.tests, ON_VALID: (VALIDATION,)}
+        return () if self.is_language_model else sets.get(self.measure, ())
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """What a language model reads."""
+        sets = {ON_TESTS: (VALIDATION.name, "test"), ON_VALID: (VALIDATION.name,)}
+        return sets.get(self.measure, ()) if self.is_language_model else ()
 
     def runs(self, tier: int | None = None) -> list[tuple[str, int]]:
         """Variant and seed of every run, a seed after the other, so that early results compare."""
@@ -134,8 +148,13 @@ def _recipe(path: Path, values: dict[str, Any]) -> Recipe:
     baseline = str(values.get("baseline", ""))
     if baseline and baseline not in variants:
         raise ConfigError(f"baseline {baseline!r} is none of the variants: {', '.join(variants)}.")
-    if values.get("measure", MEASURES[0]) not in MEASURES:
-        raise ConfigError(f"measure is {values['measure']!r}; it must be one of {', '.join(MEASURES)}.")
+    measure = values.get("measure", ON_TESTS)
+    if measure not in MEASURES:
+        raise ConfigError(f"measure is {measure!r}; it must be one of {', '.join(MEASURES)}.")
+    data = find_dataset(values["data"], path.parent)
+    if measure == ON_VALID and metric_names(data.score) & set(metrics_that(need=EDITS)):
+        raise ConfigError(f"measure is valid, and corpus {data.name} is scored by edits (M2), which its "
+                          "validation text lacks. Take loss.")
     stalled = values.get("stalled-above", math.inf)
     if isinstance(stalled, bool) or not isinstance(stalled, (int, float)):
         raise ConfigError(f"stalled-above is {stalled!r}; it must be a number of bits.")
@@ -147,10 +166,15 @@ def _recipe(path: Path, values: dict[str, Any]) -> Recipe:
     labels = {str(name): str(label) for name, label in _section(values, "labels").items()}
     return Recipe(
         name=path.stem, about=" ".join(str(values.get("about", "")).split()), published=str(values.get("published", "")),
-        data=find_dataset(values["data"], path.parent), seeds=seeds, tiers=_tiers(values.get("tiers") or {}, variants, seeds),
+        data=data, seeds=seeds, tiers=_tiers(values.get("tiers") or {}, variants, seeds),
         baseline=baseline, average=_section(values, "average"), model=str(values.get("model", "checkpoint_best.pt")),
         figure=FigureWords(str(values.get("title", "")), labels, bool(against)), variants=variants,
-        has_tests=values.get("measure", MEASURES[0]) == MEASURES[0], stalled_above=float(stalled))
+        measure=measure, stalled_above=float(stalled))
+
+
+def metric_names(flags: Mapping[str, Any]) -> set[str]:
+    named = flags.get("metric", "bleu")
+    return set(map(str, named)) if isinstance(named, list) else set(str(named).split(","))
 
 
 def _variants(values: dict[str, Any]) -> Iterator[Variant]:
