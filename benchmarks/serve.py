@@ -3,21 +3,24 @@
     python benchmarks/serve.py load latency
     python benchmarks/serve.py soak --soak-seconds 300 --checkpoint checkpoints/checkpoint_best.pt --data data
 
-`load`: many clients (--clients) with one sentence at a time, beside what `lamina generate --batch-size 64` does in a warm
-process (on a CPU with as many processes as threads, OMP_NUM_THREADS, on both sides); the two take turns, round by round, and
-the best round counts. Both translate the same sentences, and all answers are compared. Besides sentences per second there are
-sentences per CPU second, of all processes of each side, which other work on the machine distorts less.
+`load`: many clients (--clients) with one sentence at a time, all of them all the time, beside what `lamina generate
+--batch-size 64` does in a warm process (on a CPU with as many processes as threads, OMP_NUM_THREADS, on both sides); the two
+take turns, round by round, and the best round counts. Both translate the same sentences, and all answers are compared. Besides
+sentences per second there are sentences per CPU second, of all processes of each side, which other work on the machine
+distorts less.
 `latency`: clients that come at random times, at a share (--share) of that speed. `soak`: likewise, for minutes, at two depths,
 while others disconnect, or send what is malformed or too large; it looks at memory and file descriptors, at each answer, and at
 the exit status. It exits with 1 if anything of that is wrong.
 
-A model with random weights seldom says </s>: without --checkpoint every translation is as long as its source.
+A model with random weights seldom says </s>: without --checkpoint every translation is as long as its source. Then all of a
+sorted batch of `generate` end together; with a trained model, and with other sentences, it waits for its last ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import multiprocessing
 import os
@@ -117,6 +120,10 @@ class Tally:
     wrong: int = 0  # another translation than that of `generate`
     failed: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def number(self) -> int:
+        return len(self.seconds) + self.failed.total()
+
     def percentile(self, share: float) -> float:
         ordered = sorted(self.seconds)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
@@ -138,18 +145,27 @@ async def ask(connection: Connection, tally: Tally, line: str, expected: str, de
     tally.wrong += found["translations"][0]["text"] != expected
 
 
-async def keep_asking(server: Server, lines: Sequence[str], expected: Sequence[str], num_clients: int) -> Tally:
-    """Each client asks for the next sentence as soon as it has its answer."""
-    tally, places = Tally(), iter(range(len(lines)))
+async def keep_asking(server: Server, lines: Sequence[str], expected: Sequence[str], num_clients: int,
+                      ) -> tuple[Tally, tuple[float, float]]:
+    """Each client asks for the next sentence as soon as it has its answer, and all are there all the time: what counts is the
+    time and CPU time of as many answers as there are lines, after one for each client."""
+    tally, places, marks = Tally(), itertools.count(), []
+
+    def note() -> None:
+        marks.append((time.perf_counter(), server.cpu_seconds()))
 
     async def client() -> None:
         connection = Connection(server)
-        for place in places:
+        while len(marks) < 2:
+            place = next(places) % len(lines)
             await ask(connection, tally, lines[place], expected[place], "full")
+            if len(marks) < 2 and tally.number >= num_clients + len(lines) * len(marks):
+                note()
         connection.close()
 
     await asyncio.gather(*(client() for _ in range(num_clients)))
-    return tally
+    (started, before), (ended, after) = marks
+    return tally, (ended - started, after - before)
 
 
 async def come_at_random(server: Server, lines: Sequence[str], expected: dict[str, Sequence[str]], *, rate: float,
@@ -183,9 +199,8 @@ def load(work: Work, server: Server, turns: Pipe, options: argparse.Namespace) -
     for round_number in range(options.rounds + 1):  # the first warms up
         turns.send("full")
         wall, cpu, expected = turns.recv()
-        started, before = time.perf_counter(), server.cpu_seconds()
-        own = asyncio.run(keep_asking(server, work.lines, expected, options.clients))
-        figures = {"generate": (wall, cpu), "serve": (time.perf_counter() - started, server.cpu_seconds() - before)}
+        own, served = asyncio.run(keep_asking(server, work.lines, expected, options.clients))
+        figures = {"generate": (wall, cpu), "serve": served}
         tally.wrong += own.wrong
         tally.failed.update(own.failed)
         if round_number:

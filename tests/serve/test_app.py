@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -331,6 +331,26 @@ def test_what_is_no_http_is_refused(live, sent):
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(sent)
         assert connection.recv(12) in (b"HTTP/1.1 400", b"")
+    assert live.ask("/health")[0] == 200
+
+
+def test_a_head_that_does_not_end_is_refused(live):
+    """In small pieces, none of which is too large, and also while an answer is awaited on the same connection."""
+    host, port = live.url.removeprefix("http://").split(":")
+    body = json.dumps(ASKED).encode()
+    whole = (b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+             + str(len(body)).encode() + b"\r\n\r\n" + body)
+    for before in (b"", whole):
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(before + b"GET /health HTTP/1.1\r\nA: ")
+            said = b""
+            with suppress(ConnectionError):  # it no longer reads
+                for _ in range(40):
+                    connection.sendall(b"a" * 1024)
+                    time.sleep(0.001)
+                while part := connection.recv(4096):
+                    said += part
+            assert b"400 Bad Request" in said or not said
     assert live.ask("/health")[0] == 200
 
 

@@ -18,6 +18,7 @@ from lamina.errors import ConfigError
 
 def run(config: ServeConfig) -> None:
     try:
+        import httptools  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -17,6 +17,8 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
 }
+SAME_ORIGIN = {"Cross-Origin-Resource-Policy": "same-origin"}
+NOT_KEPT = (b"cache-control", b"no-store")  # unless the answer says otherwise
 
 
 class Guard:
@@ -24,6 +26,8 @@ class Guard:
 
     def __init__(self, app: ASGIApp, origins: Collection[str] = ()) -> None:
         self.app, self.origins = app, frozenset(origins)
+        own = HEADERS if self.origins else HEADERS | SAME_ORIGIN
+        self.headers = [(name.lower().encode(), value.encode()) for name, value in own.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -32,12 +36,9 @@ class Guard:
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-                if not self.origins:
-                    headers["Cross-Origin-Resource-Policy"] = "same-origin"
-                headers.setdefault("Cache-Control", "no-store")
+                headers = message["headers"] = [*message.get("headers", ()), *self.headers]
+                if not any(name == NOT_KEPT[0] for name, _ in headers):
+                    headers.append(NOT_KEPT)
             await send(message)
 
         if self._is_foreign(scope):

@@ -15,7 +15,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from lamina.errors import ConfigError
 from lamina.serve.service import Service
@@ -68,10 +68,9 @@ class Server(uvicorn.Server):
 
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         super().__init__(uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", ws="none", http=Protocol, loop="asyncio",
+            app, log_config=None, access_log=False, lifespan="off", ws="none", http=Protocol, loop="auto",
             server_header=False, timeout_keep_alive=KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=grace,  # type: ignore[arg-type]
-            h11_max_incomplete_event_size=MAX_HEAD, proxy_headers=bool(trusted_proxies),
-            forwarded_allow_ips=list(trusted_proxies) or None))
+            proxy_headers=bool(trusted_proxies), forwarded_allow_ips=list(trusted_proxies) or None))
         self.service, self.grace = service, grace
         self.stopped_at: float | None = None
         self.tell_started = started
@@ -118,14 +117,16 @@ class Server(uvicorn.Server):
             late.cancel()
 
 
-class PatientProtocol(H11Protocol):
-    """One connection. It has a limited time to say what it wants, and there is a limited number of them."""
+class PatientProtocol(HttpToolsProtocol):
+    """One connection. It has a limited time and room to say what it wants, and there is a limited number of them."""
 
     max_connections: int
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._head_timer: asyncio.TimerHandle | None = None
+        self._is_in_head = False
+        self._head_size = 0  # of what has arrived of a head that is not complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -143,10 +144,22 @@ class PatientProtocol(H11Protocol):
         was_idle = self.timeout_keep_alive_task is not None
         requests = self.cycle
         super().data_received(data)
+        self._head_size = self._head_size + len(data) if self._is_in_head else 0
+        if self._head_size > MAX_HEAD and not self.transport.is_closing():
+            self.send_400_response("The head of this request is too large.")
+            return
         if self.cycle is not requests:
             self._stop_timer()  # it has said it
         elif was_idle:
             self._await_head()  # the next request has begun
+
+    def on_message_begin(self) -> None:
+        self._is_in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        super().on_headers_complete()
 
     def _await_head(self) -> None:
         self._stop_timer()

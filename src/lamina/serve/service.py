@@ -43,6 +43,7 @@ class Service:
     is_stopping: bool = False
     given_up: asyncio.Event = field(default_factory=asyncio.Event)  # the grace is over
     num_connections: Callable[[], int] = lambda: 0
+    _over: asyncio.Future[Any] | None = None
 
     @property
     def workers(self) -> list[Any]:
@@ -68,7 +69,7 @@ class Service:
         """The result; a client that leaves, or takes too long, frees what the work holds."""
         result = asyncio.wrap_future(future)
         gone = asyncio.ensure_future(_until_gone(request))
-        over = asyncio.ensure_future(self.given_up.wait())
+        over = self._over = self._over or asyncio.ensure_future(self.given_up.wait())  # one for all
         try:
             waited: set[asyncio.Future[Any]] = {result, gone, over}
             await asyncio.wait(waited, timeout=self.limits.timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -85,7 +86,6 @@ class Service:
         finally:
             result.cancel()
             gone.cancel()
-            over.cancel()
 
     def translated(self, client: str, texts: Sequence[str], answer: Answer) -> None:
         """Count what was done for a client."""
