@@ -1,11 +1,14 @@
 """How fast `lamina generate` is, by batch size, beam, device and precision: runs the command itself and reads what it prints.
 
     python benchmarks/decode.py --arch transformer_iwslt_de_en --batch-size 32,128,512 --beam 1,5
+    python benchmarks/decode.py --batch-size 1 --sentences 200                                           # latency
+    python benchmarks/decode.py --arch transformer_iwslt_de_en --batch-size 128 --beam 5 --sentences 1000 --cold
+    python benchmarks/decode.py --arch transformer_iwslt_de_en --batch-size 256,512 --beam 5 --sentences 30000
     python benchmarks/decode.py --checkpoint checkpoints/checkpoint_best.pt --data data-bin/iwslt --precision cpu,fp32,bf16,fp16
 
 Loading is not counted; encoding, search and the way back to text are. `cold` is a process's first run, in which libraries
-prepare themselves; then the best of a few rounds. A model with random weights seldom says </s> by itself, so without a
-checkpoint every translation is as long as its source.
+prepare themselves and all is captured; then a few rounds in one process: the best of them, and their spread. A model with
+random weights seldom says </s> by itself, so without a checkpoint every translation is as long as its source.
 """
 
 from __future__ import annotations
@@ -52,11 +55,15 @@ def generate(flags: list[str], *, is_cold: bool) -> tuple[int, float, float]:
 
 
 def measure(flags: list[str], rounds: int, *, has_cold: bool) -> dict[str, Any]:
-    cold = generate(flags, is_cold=True)[1] if has_cold else None
+    cold = [generate(flags, is_cold=True)[1] for _ in range(rounds if has_cold else 0)]
     figures = [generate(flags, is_cold=False) for _ in range(rounds + 1)][1:]  # the first warms up
     sentences, rate, tokens = max(figures, key=lambda figure: figure[1])
-    return {"sentences": sentences, **({} if cold is None else {"cold": cold}), "sentences/s": rate,
-            "target tokens/s": round(tokens)}
+    return {"sentences": sentences, **({"cold": max(cold), "cold spread": spread(cold)} if cold else {}), "sentences/s": rate,
+            "spread": spread([own for _, own, _ in figures]), "target tokens/s": round(tokens)}
+
+
+def spread(rates: list[float]) -> str:
+    return f"{min(rates):,.1f} to {max(rates):,.1f}"
 
 
 def main() -> None:
@@ -71,7 +78,7 @@ def main() -> None:
                         help="fp32, bf16 and fp16 on a GPU, cpu for float32 on a processor, by comma")
     parser.add_argument("--sentences", type=int, default=256, help="how many made-up ones (default: 256)")
     parser.add_argument("--rounds", type=int, default=3, help="of which the best counts (default: 3)")
-    parser.add_argument("--cold", action="store_true", help="also measure a new process's first run")
+    parser.add_argument("--cold", action="store_true", help="also measure as many new processes, each in its first run")
     parser.add_argument("--flags", default="", help="more flags of `lamina generate`, in one text")
     parser.add_argument("--json", metavar="FILE", help="write the rows there too")
     options = parser.parse_args()

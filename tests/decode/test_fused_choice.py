@@ -1,23 +1,22 @@
 """The kernels that end a step find what torch finds. On a CPU Triton's interpreter runs them, where Triton is installed."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from interpreted import check_interpreted, needs_interpreter, starts_interpreter
 from lamina.config.search_options import SearchConfig
 from lamina.decode import beam_step, fused_choice
+from lamina.decode.backtrace import Backtrace
 from lamina.decode.fused_choice import can_fuse
 from lamina.decode.search import Search
-from lamina.text.vocabulary import EOS
+from lamina.nn import step_attention
+from lamina.text.vocabulary import EOS, PAD
 from tiny import VOCABULARY_SIZE, tiny_model
 
-IS_INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
 CONFIGURATIONS = {
     "greedy": SearchConfig(beam=1, max_length_offset=5),
     "beam": SearchConfig(beam=4, nbest=4, max_length_offset=5),
@@ -38,12 +37,9 @@ def found_by(models, config, prefixes=None):
     return {key: [(own.ids, own.score, own.token_scores) for own in hypotheses] for key, hypotheses in found.items()}
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
-@pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter is on already")
+@starts_interpreter
 def test_in_the_interpreter():
-    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__], text=True, check=False,
-                         capture_output=True, env={**os.environ, "TRITON_INTERPRET": "1"})
-    assert run.returncode == 0, run.stdout
+    check_interpreted(__file__)
 
 
 @pytest.fixture
@@ -52,11 +48,9 @@ def fused(monkeypatch):
     calls, real = [], fused_choice.choose_
     monkeypatch.setattr(beam_step, "can_fuse", lambda slots, log_probs: slots.constraints is None)
     monkeypatch.setattr(beam_step, "choose_", lambda *given: calls.append(given) or real(*given))
-    monkeypatch.setattr(fused_choice, "BLOCK", 8)
+    monkeypatch.setattr(fused_choice, "SPANS", {2**31: 8})
+    monkeypatch.setattr(fused_choice, "SPANS_OF_PROGRAM", 2)
     return calls
-
-
-needs_interpreter = pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1 and triton")
 
 
 @needs_interpreter
@@ -80,6 +74,30 @@ def test_what_torch_finds_behind_a_prefix(fused, monkeypatch):
 
 
 @needs_interpreter
+@pytest.mark.parametrize("beam", [1, 4])
+def test_of_equal_continuations_the_first(beam, monkeypatch):
+    monkeypatch.setattr(fused_choice, "SPANS", {2**31: 8})
+    torch.manual_seed(0)
+    batch, vocab = 5, 37
+    log_probs = torch.randint(-3, 0, (batch, beam, vocab)).float()
+    slots = SimpleNamespace(
+        tokens=torch.zeros(batch, beam, dtype=torch.long), scores=torch.randint(-2, 0, (batch, beam)).float(),
+        rules=SimpleNamespace(limits=torch.full((batch,), 9), num_given=torch.zeros(batch, dtype=torch.long)),
+        num_ended=torch.zeros(batch, dtype=torch.long), is_done=torch.zeros(batch, dtype=torch.bool),
+        trace=Backtrace(9, batch, beam, torch.device("cpu")),
+        states=[SimpleNamespace(ancestry=torch.zeros(batch, beam, 16, dtype=torch.int16), capacity=16, length=8)])
+    allowed = log_probs.clone()
+    allowed[:, :, PAD] = -torch.inf
+    allowed[:, :, EOS] = -torch.inf
+    totals = (allowed + slots.scores[:, :, None]).flatten(1)
+    expected, places = (part[:, :beam] for part in totals.sort(dim=1, descending=True, stable=True))
+    found = fused_choice.choose_(slots, log_probs, torch.full((batch,), 3), min_length=4)
+    assert torch.equal(found.scores, expected)
+    assert torch.equal(found.tokens, places % vocab)
+    assert torch.equal(found.parents, places // vocab)
+
+
+@needs_interpreter
 def test_a_model_that_computes_nan_loses_its_sentences(fused):
     model = tiny_model(seed=3, share_all=False)
     with torch.no_grad():
@@ -87,6 +105,7 @@ def test_a_model_that_computes_nan_loses_its_sentences(fused):
     assert {tuple(own[0][0]) for own in found_by([model], CONFIGURATIONS["beam"]).values()} == {(EOS,)}
 
 
+@torch.inference_mode()
 def test_searches_that_choose_otherwise_are_torchs(monkeypatch):
     """And so is a CPU's."""
     model, config = tiny_model(), CONFIGURATIONS["beam"]
@@ -102,9 +121,9 @@ def test_searches_that_choose_otherwise_are_torchs(monkeypatch):
         def size(self, dim):
             return log_probs.size(dim)
 
-    monkeypatch.setattr(fused_choice, "HAS_TRITON", True)
+    monkeypatch.setattr(step_attention, "HAS_TRITON", True)
     assert not can_fuse(Slots(config), OnGpu())
-    monkeypatch.setenv(fused_choice.SWITCH, "1")
+    monkeypatch.setenv(step_attention.SWITCH, "1")
     assert can_fuse(Slots(config), OnGpu())
     assert not can_fuse(Slots(config), log_probs)
     assert not can_fuse(Slots(config, constraints=object()), OnGpu())

@@ -28,6 +28,19 @@ def uncompiled(request, monkeypatch):
     loss_module.compiled_chunk.cache_clear()
 
 
+@pytest.fixture(autouse=True)
+def usable_device(request):
+    """An assertion that fails on the device leaves its process no device: every later test there would fail, fast, and take the
+    tests of others. So the process ends; xdist starts another one."""
+    yield
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        if hasattr(request.config, "workerinput"):
+            os._exit(1)
+        pytest.exit(f"the device is lost: {str(error).partition(chr(10))[0]}", returncode=1)
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """A group of one."""

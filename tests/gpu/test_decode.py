@@ -13,11 +13,13 @@ from lamina.config.search_options import SearchConfig
 from lamina.cuda_graphs.recorder import Recorder
 from lamina.decode import beam_step, scheduler
 from lamina.decode.batched_search import search_rows
-from lamina.decode.fused_choice import SWITCH
 from lamina.decode.search import Search
 from lamina.models.build import build_model
-from lamina.nn.layout import HAS_TRITON
-from lamina.nn.stack import ActiveLayers
+from lamina.nn import step_attention
+from lamina.nn.attention import CrossAttention, SelfAttention
+from lamina.nn.cache import KeyValues, StepState
+from lamina.nn.layout import HAS_TRITON, Layout
+from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 from lamina.text.vocabulary import EOS, Vocabulary
 from tiny import (
     FUSIONS,
@@ -31,6 +33,7 @@ from tiny import (
     tiny_pair,
 )
 
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="needs triton")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 CONFIGURATIONS = {
@@ -46,6 +49,11 @@ CONFIGURATIONS = {
     "sampling": SearchConfig(beam=3, nbest=3, sampling=True, sampling_topp=0.8, max_length_offset=14),
     "topk": SearchConfig(beam=3, nbest=3, sampling=True, sampling_topk=4, max_length_offset=14),
 }
+
+
+@pytest.fixture
+def step_kernels(monkeypatch):
+    monkeypatch.setenv(step_attention.SWITCH, "1")
 
 
 def batch():
@@ -87,15 +95,14 @@ def test_recorded_steps_find_what_called_ones_find(config):
     check_same(found_by(Search([model], config), rows, "cuda"), expected)
 
 
-@pytest.mark.skipif(not HAS_TRITON, reason="needs triton")
+@needs_triton
 @pytest.mark.parametrize("beam", [1, 5, 16])
 @pytest.mark.parametrize("vocab", [999, 10_000])
-def test_fused_choices_are_those_of_torch(beam, vocab, monkeypatch):
+def test_fused_choices_are_those_of_torch(beam, vocab, step_kernels, monkeypatch):
     torch.manual_seed(3)
     # In float32: of equal scores, which half precision has many of, torch takes any.
     model = build_model(tiny_config(share_all=False), vocab, vocab).eval().cuda()
     config = SearchConfig(beam=beam, nbest=beam, max_length_offset=40)
-    monkeypatch.setenv(SWITCH, "1")
     calls, real = [], beam_step.choose_
     monkeypatch.setattr(beam_step, "choose_", lambda *given: calls.append(given) or real(*given))
     ours = found_by(Search([model], config), sources(), "cuda")
@@ -104,6 +111,104 @@ def test_fused_choices_are_those_of_torch(beam, vocab, monkeypatch):
     theirs = found_by(Search([model], config), sources(), "cuda")
     assert {key: [(own.ids, own.token_scores) for own in found] for key, found in ours.items()} == {
         key: [(own.ids, own.token_scores) for own in found] for key, found in theirs.items()}
+
+
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(("num_heads", "channels"), [(4, 32), (3, 40), (2, 64), (4, 128)])
+@pytest.mark.parametrize("num_beams", [1, 5])
+def test_a_beams_past_as_torch_attends_to_it(num_beams, num_heads, channels, dtype, step_kernels, monkeypatch):
+    """70 steps of beams that change their places: two blocks of the past and more."""
+    torch.manual_seed(0)
+    dim, batch = num_heads * channels, 7
+    attention = SelfAttention(dim, num_heads, 0.0).eval().cuda()
+    kinds = {True: deepcopy(attention).to(dtype), False: attention}
+    states = {}
+    for has_kernel, own in kinds.items():
+        past = KeyValues(batch, num_beams, num_heads, own.in_proj.weight.new_empty(0, dim))
+        states[has_kernel] = StepState(layers=[past], steps=torch.zeros(batch, dtype=torch.long, device="cuda"),
+                                       num_beams=num_beams, max_length=80, active=ALL_LAYERS)
+        states[has_kernel].differ_()
+    with torch.inference_mode():
+        for _ in range(70):
+            x, found = torch.randn(batch, num_beams, dim, device="cuda").to(dtype), []
+            parents = torch.randint(num_beams, (batch, num_beams), device="cuda")
+            for has_kernel, state in states.items():
+                with monkeypatch.context() as patch:
+                    if not has_kernel:
+                        patch.setattr(step_attention, "suits", lambda *_: False)
+                    own = x.to(kinds[has_kernel].in_proj.weight.dtype)
+                    found.append(kinds[has_kernel].step(own, state.layers[0], state.turn(state.begin(), own.dtype)))
+                state.end()
+                state.reorder_(parents)
+            torch.testing.assert_close(found[0].float(), found[1], rtol=0, atol=TOLERANCES[dtype])
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(("num_heads", "channels"), [(4, 32), (3, 40), (2, 64), (4, 128)])
+@pytest.mark.parametrize("num_beams", [1, 5, 20])
+@pytest.mark.parametrize("size", [9, 70])
+def test_a_source_as_torch_attends_to_it(size, num_beams, num_heads, channels, dtype, step_kernels, monkeypatch):
+    torch.manual_seed(0)
+    dim, batch = num_heads * channels, 5
+    attention = CrossAttention(dim, dim, num_heads, 0.0).eval().cuda()
+    half = deepcopy(attention).to(dtype)
+    ids = torch.full((batch, size), 9, device="cuda")
+    ids[1, 4:], ids[2, :-3] = 1, 1
+    layout = Layout.of_ids(ids, 1)
+    x, memory = (torch.randn(batch, number, dim, device="cuda").to(dtype) for number in (num_beams, size))
+    with torch.inference_mode():
+        halves = [part.contiguous() for part in half.halves(half.project(memory))]
+        found = half.step(x, halves, layout.as_bias(dtype))
+        query = half.q_proj(x)
+        wide = step_attention.read_source(query, *halves, layout.as_bias(dtype).may_attend)
+        narrow = step_attention.read_source(query[1:2], *(part[1:2, :, :4].contiguous() for part in halves),
+                                            Layout.of_ids(ids[1:2, :4], 1).as_bias(dtype).may_attend)
+        monkeypatch.setattr(step_attention, "suits", lambda *_: False)
+        expected = attention.step(x.float(), attention.halves(attention.project(memory.float())), layout.as_bias(torch.float32))
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=TOLERANCES[dtype])
+    assert torch.equal(wide[1:2], narrow)  # neither its neighbours nor their widths matter
+
+
+@needs_triton
+@pytest.mark.parametrize("config", CONFIGURATIONS.values(), ids=CONFIGURATIONS.keys())
+def test_searches_with_the_kernels_of_a_step(config, step_kernels):
+    test_recorded_steps_find_what_called_ones_find(config)
+
+
+@needs_triton
+@pytest.mark.parametrize("changes", FUSIONS.values(), ids=FUSIONS.keys())
+def test_fusion_with_the_kernels_of_a_step(changes, step_kernels):
+    test_recorded_fusion(changes)
+
+
+@needs_triton
+@pytest.mark.parametrize("beam", [1, 3])
+def test_prompts_with_the_kernels_of_a_step(beam, step_kernels):
+    test_recorded_prompts(beam)
+
+
+@needs_triton
+def test_ensembles_and_prefixes_with_the_kernels_of_a_step(step_kernels):
+    test_recorded_ensembles_prefixes_and_missing_layers()
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_with_the_kernels_of_a_step(dtype, step_kernels):
+    test_half_precision(dtype)
+
+
+@needs_triton
+def test_neighbours_do_not_matter_to_the_kernels_of_a_step(step_kernels):
+    model, rows = tiny_model(seed=3, share_all=False).cuda(), sources()
+    found = found_by(Search([model], CONFIGURATIONS["own length"]), rows, "cuda")
+    turned = found_by(Search([model], CONFIGURATIONS["own length"]), rows[::-1], "cuda")
+    check_same({len(rows) - 1 - number: hypotheses for number, hypotheses in turned.items()}, found)
 
 
 def test_steps_and_encoder_passes_are_captured(monkeypatch):

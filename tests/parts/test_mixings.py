@@ -12,8 +12,10 @@ from lamina.config.model import ModelConfig
 from lamina.errors import CheckpointError, ConfigError
 from lamina.fields import build, flatten
 from lamina.models.build import build_decoder_only, build_masked_model, build_model
-from lamina.nn.depth_attention import attend, residuals_of
+from lamina.nn.compiling import parts_to_compile, replaced
+from lamina.nn.depth_attention import DepthAttention, attend, residuals_of
 from lamina.nn.depth_average import DepthAverage
+from lamina.nn.head_router import matrix_by_channel, mix_heads
 from lamina.nn.stack import ActiveLayers, stacks_of
 from lamina.parts.attention_residuals import AttendOverDepth
 from lamina.parts.denseformer import DenseFormer
@@ -153,12 +155,54 @@ def depth_softmax(query, sources):
     return (shares[..., None] * torch.stack(sources)).sum(dim=0)
 
 
+def in_groups(sources):
+    return [tuple(sources[:1]), *(tuple(sources[start : start + 2]) for start in range(1, len(sources), 2))]
+
+
 def test_a_prior_and_its_normaliser_are_a_softmax_over_sources():
-    queries, sources = torch.randn(2, 8), list(torch.randn(3, 2, 5, 8))
-    mixes, normalisers = attend(queries, *sources)
-    for query, mix in zip(queries, mixes, strict=True):
-        torch.testing.assert_close(mix, depth_softmax(query, sources))
-    assert normalisers.shape == (2, 2, 5, 1)
+    queries, sources = torch.randn(2, 8).unbind(), torch.randn(5, 2, 5, 8).unbind()
+    for found in (attend(queries, *sources), DepthAttention().over(queries, in_groups(sources))):
+        for query, mix in zip(queries, found.mixes, strict=True):
+            torch.testing.assert_close(mix, depth_softmax(query, sources))
+        assert [normaliser.shape for normaliser in found.normalisers] == [(2, 5, 1)] * 2
+
+
+def attended(part, weights, sources):
+    found = part.over(weights, in_groups(sources))
+    return torch.cat((*found.mixes, *found.normalisers), dim=-1)
+
+
+def result_and_gradients(part, queries, sources):
+    own = [tensor.clone().requires_grad_() for tensor in (*queries, *sources)]
+    result = attended(part, own[: len(queries)], own[len(queries) :])
+    (result * torch.linspace(-1, 1, result.numel()).view_as(result)).sum().backward()
+    return [result.detach(), *(tensor.grad for tensor in own)]
+
+
+@pytest.mark.parametrize("number", [1, 2, 7])
+def test_what_a_compiler_is_given_is_the_same(number):
+    """In small steps, and in groups."""
+    torch.manual_seed(0)
+    part, queries, sources = DepthAttention(), torch.randn(2, 16).unbind(), torch.randn(number, 2, 5, 16).unbind()
+    eager = result_and_gradients(part, queries, sources)
+    with replaced({part: torch.compile(part.forward, backend="aot_eager", dynamic=False)}):
+        compiled = result_and_gradients(part, queries, sources)
+    torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("parts", MIXINGS.values(), ids=MIXINGS)
+def test_a_model_computes_the_same_with_what_a_compiler_is_given(parts):
+    """Without the compiler."""
+    model = tiny_model(num_layers=4, **parts)
+    expected = model.log_probs(*tiny_pair())
+    with replaced({part: part.forward for part in parts_to_compile(model)}):
+        torch.testing.assert_close(model.log_probs(*tiny_pair()), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_heads_are_mixed_the_same_in_one_product():
+    """As a GPU does in half precision."""
+    weights, heads = torch.randn(2, 6, dtype=torch.float64), torch.randn(3, 4, 6 * 5, dtype=torch.float64)
+    torch.testing.assert_close(heads @ matrix_by_channel(weights, 5), mix_heads(weights, heads))
 
 
 @pytest.mark.parametrize("num_blocks", [0, 2])

@@ -145,9 +145,10 @@ class BeamStep:
         """All slots one token further."""
         num_beams, steps = self.config.beam, self.states[0].steps.clone()
         log_probs = self._log_probs(due)
-        self.rules.apply_(log_probs, steps, due)
-        if can_fuse(self, log_probs):
-            self.rules.note_(steps, choose_(self, log_probs, steps), due)
+        is_fused, min_length = can_fuse(self, log_probs), self.rules.only_length(due)
+        self.rules.apply_(log_probs, steps, due, only_ends=is_fused and min_length is not None)
+        if is_fused:
+            self.rules.note_(steps, choose_(self, log_probs, steps, min_length or 0), due)
             return
         if self.constraints is None:
             uniforms = None if self.uniforms is None else self.uniforms[steps.clamp(max=len(self.uniforms) - 1), self._rows]

@@ -1,6 +1,6 @@
 """Triton kernels that choose the beams of a step and write it down (decode/fused_choice.py says when and why)."""
 
-# B slots, K beams, V vocabulary, M candidates, N blocks of the vocabulary
+# B slots, K beams, V vocabulary, M candidates, N spans of the vocabulary
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # ruff: noqa: N803 (sizes known to the compiler are written as Triton's users write them)
 
@@ -10,56 +10,97 @@ import triton
 import triton.language as tl
 
 from lamina.decode.backtrace import END_PARENT, END_SCORE, PARENT, SCORE, TOKEN
-from lamina.text.vocabulary import EOS
+from lamina.text.vocabulary import EOS, PAD
 
 NOTES = tl.constexpr(5)
 NOTE_TOKEN, NOTE_PARENT, NOTE_SCORE = tl.constexpr(TOKEN), tl.constexpr(PARENT), tl.constexpr(SCORE)
 NOTE_END_PARENT, NOTE_END_SCORE = tl.constexpr(END_PARENT), tl.constexpr(END_SCORE)
-END = tl.constexpr(EOS)
+END, PADDING = tl.constexpr(EOS), tl.constexpr(PAD)
 COLUMNS = tl.constexpr(64)  # steps of the past that are moved together
 
 
+@triton.jit(do_not_specialize=["min_length"])
+def best_of_spans(log_probs, scores, steps, limits, num_given, bests, vocab, num_spans, min_length, K: tl.constexpr,
+                  SPAN: tl.constexpr, SPANS: tl.constexpr):
+    """The best continuation of a beam in each span of the vocabulary. bests: (B * K, N)"""
+    row = tl.program_id(0).to(tl.int64)
+    may_end = _may_end(steps, limits, num_given, row // K, min_length)
+    spans = tl.program_id(1) * SPANS + tl.arange(0, SPANS)
+    tokens = spans[:, None] * SPAN + tl.arange(0, SPAN)[None, :]
+    own = tl.load(log_probs + row * vocab + tokens, mask=_may_be_said(tokens, vocab, may_end), other=float("-inf"))
+    best = tl.max(_largest_if_nan(own), 1) + tl.load(scores + row)
+    tl.store(bests + row * num_spans + spans, _largest_if_nan(best), mask=spans < num_spans)
+
+
 @triton.jit
-def best_of_blocks(log_probs, scores, best_totals, best_tokens, vocab, M: tl.constexpr, BLOCK: tl.constexpr):
-    """The M best continuations of a beam in a block of the vocabulary, the best first. Results: (B * K, N, M)"""
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    places = tl.arange(0, BLOCK)
-    tokens = block * BLOCK + places
-    totals = tl.load(log_probs + row * vocab + tokens, mask=tokens < vocab, other=float("-inf")) + tl.load(scores + row)
-    totals = tl.where(totals != totals, float("inf"), totals)  # NaN counts as the largest, as it does for torch.topk
-    first = (row * tl.num_programs(1) + block) * M
-    for number in range(M):
-        best, place = tl.max(totals, 0, return_indices=True)
-        tl.store(best_totals + first + number, best)
-        tl.store(best_tokens + first + number, block * BLOCK + place)
-        totals = tl.where(places == place, float("-inf"), totals)
+def _largest_if_nan(values):
+    """As torch.topk sees it."""
+    return tl.where(values != values, float("inf"), values)
+
+
+@triton.jit
+def _may_end(steps, limits, num_given, slot, min_length):
+    """Whether a hypothesis is as long as it must be; at its longest length it ends in any case."""
+    step = tl.load(steps + slot)
+    return (step >= tl.load(num_given + slot) + min_length) | (step >= tl.load(limits + slot))
+
+
+@triton.jit
+def _may_be_said(tokens, vocab, may_end):
+    return (tokens < vocab) & (tokens != PADDING) & (may_end | (tokens != END))
+
+
+@triton.jit
+def _in_order(numbers, RANKS: tl.constexpr):
+    """From the smallest to the largest; all of them differ."""
+    ranks = tl.arange(0, RANKS)
+    place = tl.sum((numbers[None, :] < numbers[:, None]).to(tl.int32), 1)
+    return tl.sum(tl.where(place[:, None] == ranks[None, :], numbers[:, None], 0), 0)
 
 
 # One kernel for all lengths.
-@triton.jit(do_not_specialize=["num_blocks", "num_steps", "capacity", "length"])
-def choose(log_probs, best_totals, best_tokens, steps, limits, tokens, scores, parents, num_ended, is_done, notes, ancestry,
-           vocab, num_blocks, num_steps, capacity, length, K: tl.constexpr, M: tl.constexpr, RANKS: tl.constexpr,
-           FOUND: tl.constexpr):
-    """Of a slot: the M best of what was found, the hypotheses that end among the first K, and the K beams that continue."""
+@triton.jit(do_not_specialize=["num_steps", "capacity", "length", "min_length"])
+def choose(log_probs, bests, steps, limits, num_given, tokens, scores, parents, num_ended, is_done, notes, ancestry, vocab,
+           num_spans, num_steps, capacity, length, min_length, K: tl.constexpr, M: tl.constexpr, SPAN: tl.constexpr,
+           RANKS: tl.constexpr, FOUND: tl.constexpr):
+    """Of a slot: the M best continuations, the hypotheses that end among the first K, and the K beams that continue.
+
+    None of the M best lies outside the M spans whose best are the best; of equal ones, the first.
+    """
     slot = tl.program_id(0).to(tl.int64)
-    number_found = K * num_blocks * M
-    first_found = slot * number_found
     places, ranks = tl.arange(0, FOUND), tl.arange(0, RANKS)
-    found = tl.load(best_totals + first_found + places, mask=places < number_found, other=float("-inf"))
-    chosen = tl.zeros([RANKS], tl.int32)
-    bests = tl.full([RANKS], float("-inf"), tl.float32)
+    found = tl.load(bests + slot * K * num_spans + places, mask=places < K * num_spans, other=float("-inf"))
+    # A span that is not chosen comes after all others.
+    spans = K * num_spans + ranks
     for number in range(M):
         best, place = tl.max(found, 0, return_indices=True)
-        chosen = tl.where(ranks == number, place, chosen)
-        bests = tl.where(ranks == number, best, bests)
+        spans = tl.where(ranks == number, tl.where(best > float("-inf"), place, K * num_spans + number), spans)
         found = tl.where(places == place, float("-inf"), found)
+    spans = _in_order(spans, RANKS)  # so that of equal continuations the first one is found first
+    beam_of, first = spans // num_spans, spans % num_spans * SPAN
+    token_of = first[:, None] + tl.arange(0, SPAN)[None, :]
+    may_end = _may_end(steps, limits, num_given, slot, min_length)
+    is_token = (spans < K * num_spans)[:, None] & _may_be_said(token_of, vocab, may_end)
+    totals = tl.load(log_probs + (slot * K + beam_of)[:, None] * vocab + token_of, mask=is_token, other=float("-inf"))
+    totals += tl.load(scores + slot * K + beam_of, mask=spans < K * num_spans, other=float("-inf"))[:, None]
+    totals = tl.reshape(_largest_if_nan(totals), [RANKS * SPAN])
+    entries = tl.arange(0, RANKS * SPAN)
+    chosen = tl.zeros([RANKS], tl.int32)
+    highest = tl.full([RANKS], float("-inf"), tl.float32)
+    for number in range(M):
+        best, place = tl.max(totals, 0, return_indices=True)
+        chosen = tl.where(ranks == number, place, chosen)
+        highest = tl.where(ranks == number, best, highest)
+        totals = tl.where(entries == place, float("-inf"), totals)
     is_candidate = ranks < M
-    token = tl.load(best_tokens + first_found + chosen, mask=is_candidate, other=0)
-    beam = chosen // (num_blocks * M)
+    # Where nothing was left to find, the place that is named has been taken before, or is none.
+    is_found = highest > float("-inf")
+    span = tl.sum(tl.where((chosen // SPAN)[:, None] == ranks[None, :], spans[None, :], 0), 1)
+    span = tl.where(is_found, span, 0)
+    beam, token = span // num_spans, tl.where(is_found, span % num_spans * SPAN + chosen % SPAN, 0)
     total = (tl.load(log_probs + (slot * K + beam) * vocab + token, mask=is_candidate, other=0.0)
              + tl.load(scores + slot * K + beam, mask=is_candidate, other=0.0))
-    # Where nothing was left to find, the place that is named has been taken before.
-    total = tl.where(bests == float("-inf"), float("-inf"), total)
+    total = tl.where(is_found, total, float("-inf"))
 
     # As _ends and _survivors of decode/beam_step.py.
     step, limit, was_done, before = (tl.load(steps + slot), tl.load(limits + slot), tl.load(is_done + slot),

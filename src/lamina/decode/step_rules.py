@@ -15,6 +15,7 @@ from lamina.config.search_options import SearchConfig
 from lamina.decode.candidates import Candidates
 from lamina.decode.constraints import Constraints
 from lamina.parts.contracts import RuleInForce, RulePlace, Stage, Step
+from lamina.parts.search_rules import GivenPrefix, MinLength
 from lamina.text.vocabulary import EOS, PAD
 
 
@@ -44,6 +45,9 @@ class Rules:
         for rule, own in zip(config.rules_in_force, found, strict=True):
             self.stages[rule.stage].append(rule.build(place._replace(found=own)))
         self.rules = [rule for stage in self.stages.values() for rule in stage]
+        # The shortest length, where no rule that is on asks for more than that.
+        is_usual = all(type(rule) in (GivenPrefix, MinLength) for rule in config.rules_in_force)
+        self.shortest = config.min_length if is_usual else None
         self.constraints = constraints
         self.limits = limits
         self.num_given = num_given
@@ -52,20 +56,30 @@ class Rules:
         self.past = limits.new_zeros(len(limits), config.beam, num_steps) if reads_past else None  # the tokens of each beam
         self._rows = torch.arange(len(limits), device=limits.device)
 
-    def apply_(self, log_probs: Tensor, steps: Tensor, due: Due) -> None:
-        """log_probs: (B, K, V), of the token after `steps` (B,) others"""
+    def only_length(self, due: Due) -> int | None:
+        """The shortest length, where no other rule has a say in this step; None where one has."""
+        return None if self.constraints is not None or (self.prefix is not None and due.has_prefixes) else self.shortest
+
+    def apply_(self, log_probs: Tensor, steps: Tensor, due: Due, *, only_ends: bool = False) -> None:
+        """log_probs: (B, K, V), of the token after `steps` (B,) others. With `only_ends`, who chooses sees to padding and the
+        shortest length."""
         step = self._step(steps, due)
-        log_probs[:, :, PAD] = -torch.inf
+        if not only_ends:
+            log_probs[:, :, PAD] = -torch.inf
         self._apply_(Stage.WEIGH, log_probs, step)
         forced = self._forced(step, has_ends=due.has_ends)
         forced_scores = None if forced is None else log_probs.gather(2, _per_beam(forced, log_probs))
         self._forbid_(log_probs, step)
-        self._apply_(Stage.END, log_probs, step)
+        if not only_ends:
+            self._apply_(Stage.END, log_probs, step)
         if forced is not None and forced_scores is not None:
-            is_forced = forced.ne(PAD)[:, None, None]
-            log_probs.masked_fill_(is_forced, -torch.inf)
+            is_forced = forced.ne(PAD)
+            if log_probs.device.type == "cpu":
+                log_probs.index_fill_(0, is_forced.nonzero()[:, 0], -torch.inf)  # few are, and the others need not be read
+            else:
+                log_probs.masked_fill_(is_forced[:, None, None], -torch.inf)
             here = _per_beam(forced, log_probs)
-            log_probs.scatter_(2, here, torch.where(is_forced, forced_scores, log_probs.gather(2, here)))
+            log_probs.scatter_(2, here, torch.where(is_forced[:, None, None], forced_scores, log_probs.gather(2, here)))
         self._apply_(Stage.CHOOSE, log_probs, step)
 
     def _apply_(self, stage: Stage, log_probs: Tensor, step: Step) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lamina.models.contract import Model
 from lamina.nn.cache import KeyValues, LayerCache, StepState, put_rows_, select_rows, widened
@@ -18,7 +19,7 @@ from lamina.nn.embedding import InputEmbedding
 from lamina.nn.fusion import Memory
 from lamina.nn.heads import VocabularyHead
 from lamina.nn.joined_states import JoinedState
-from lamina.nn.layout import AnyLayout, Layout, lay_out, whole_vectors
+from lamina.nn.layout import AnyLayout, FlatLayout, Layout, lay_out, whole_vectors
 from lamina.nn.prepacked import Prepacked
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers, DecoderLayer, LayerStack, StackOutput, split_output
 from lamina.packed import Rows
@@ -30,6 +31,12 @@ class Encoded(NamedTuple):
     output: StackOutput
     layout: AnyLayout
     ids: Tensor  # (B, S)
+
+
+def spread_output(output: StackOutput, flat: FlatLayout) -> StackOutput:
+    """As padded rows."""
+    states = tuple(None if state is None else flat.spread(state) for state in output.states)
+    return StackOutput(flat.spread(output.final), states, flat.spread(output.embedding))
 
 
 @dataclass(kw_only=True)
@@ -73,9 +80,11 @@ class EncoderDecoder(Model):
 
     def encode(self, source: Rows, active: ActiveLayers = ALL_LAYERS) -> Encoded:
         ids, layout = lay_out(source, self.pad_id)
-        embedded = self.source_embedding(ids, layout)
-        output = self.encoder(embedded, lambda layer, index, x, *kept: layer(x, layout, *kept), active.encoder)
-        return Encoded(output, layout, ids)
+        return Encoded(self._encode(ids, layout, active), layout, ids)
+
+    def _encode(self, ids: Tensor, layout: AnyLayout | FlatLayout, active: ActiveLayers) -> StackOutput:
+        return self.encoder(self.source_embedding(ids, layout),
+                            lambda layer, index, x, *kept: layer(x, layout, *kept), active.encoder)
 
     def forward(self, source: Rows, target_in: Rows, active: ActiveLayers = ALL_LAYERS) -> list[Term]:  # type: ignore[override]
         """What the head says of each target position; training/loss.py or `log_probs` turns it into numbers."""
@@ -100,25 +109,29 @@ class EncoderDecoder(Model):
     def start(self, source: Tensor, max_length: int | None = None, num_beams: int = 1,
               active: ActiveLayers = ALL_LAYERS) -> DecoderState:
         """Encode a batch and prepare for at most `max_length` target tokens of `num_beams` hypotheses each."""
-        encoded = self.encode(source, active)
-        assert isinstance(encoded.layout, Layout), "a search has a sentence in each row"
-        own_layout = encoded.layout.as_bias(encoded.output.final.dtype)
-        memory = self.memory.prepare(encoded.output)
+        padded = Layout.of_ids(source, self.pad_id)
+        flat = FlatLayout.of(source, padded)
+        output = self._encode(source if flat is None else flat.ids, padded if flat is None else flat, active)
+        memory = self.memory.prepare(output)
         layers: list[LayerCache | None] = []
-        layout = own_layout
+        own_layout = layout = (padded if flat is None else flat.wide).as_bias(output.final.dtype)
         for index, layer in enumerate(self.decoder.layers):
             if active.decoder is not None and not active.decoder[index]:
                 layers.append(None)
                 continue
             assert isinstance(layer, DecoderLayer)
             attention = layer.cross_attention
-            projected, layout = whole_vectors(attention.project(self.memory(memory, index)), own_layout)
+            projected = attention.project(self.memory(memory, index))
+            projected, layout = whole_vectors(projected if flat is None else flat.spread(projected), own_layout)
             keys, values = (part.contiguous() for part in attention.halves(projected))
             like = keys.new_empty(0, layer.attention.out_proj.in_features)
             layers.append(LayerCache(KeyValues(len(source), num_beams, layer.attention.num_heads, like), (keys, values)))
+        if flat is not None:
+            output = spread_output(output, flat)
+            source = F.pad(source, (0, own_layout.is_pad.size(1) - source.size(1)), value=self.pad_id)
         return DecoderState(layers=layers, steps=source.new_zeros(len(source)), num_beams=num_beams,
                             max_length=max_length or self.max_target_positions, active=active, layout=layout,
-                            surface=self.head.start(encoded.output, own_layout, source))
+                            surface=self.head.start(output, own_layout, source))
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: DecoderState | JoinedState[DecoderState], temperature: float = 1.0) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lamina.nn import step_attention
 from lamina.nn.cache import KeyValues, Turn
 from lamina.nn.joined_states import ByGroup, by_group
 from lamina.nn.layout import AnyLayout, Layout, join_heads, split_heads
@@ -50,6 +51,10 @@ class Attention(nn.Module):
         """`attend` before the output projection."""
         return join_heads(F.scaled_dot_product_attention(query, key, value, attn_mask=may_attend, is_causal=is_causal,
                                                          dropout_p=self.active_dropout_p))
+
+    def has_step_kernels(self, query: Tensor) -> bool:
+        """Whether a decoding step's attention is one kernel; a subclass that mixes otherwise keeps its own way. (B, H, K, C)"""
+        return type(self).mixed is Attention.mixed and not self.active_dropout_p and step_attention.suits(query)
 
     @property
     def active_dropout_p(self) -> float:
@@ -95,11 +100,13 @@ class SelfAttention(Attention):
     def step(self, x: Tensor, past: KeyValues | ByGroup, turn: Turn | ByGroup, lower: Lower | None = None) -> Tensor:
         """One new token a beam, after those in `past`, which grows by them. x: (B, K, D)"""
         query, entries = self.project(x, lower).tensor_split([x.size(2)], dim=2)
-        return self.out_proj(by_group(self._look_back, (query, entries), past, turn))
+        return self.out_proj(by_group(self._look_back, (self.split(query), entries), past, turn))
 
     def _look_back(self, query: Tensor, entries: Tensor, past: KeyValues, turn: Turn) -> Tensor:
+        if self.has_step_kernels(query):
+            return step_attention.look_back(join_heads(query), entries, past, turn)
         keys, values = past.append_(entries, turn)
-        return self.mixed(self.split(query), keys, values, may_attend=turn.bias)
+        return self.mixed(query, keys, values, may_attend=turn.bias)
 
 
 class MemoryAttention(Attention):
@@ -121,10 +128,12 @@ class MemoryAttention(Attention):
 
     def step(self, x: Tensor, halves: tuple[Tensor, Tensor] | ByGroup, memory_layout: Layout | ByGroup) -> Tensor:
         """The same as `forward` with keys and values that are kept ready."""
-        return self.out_proj(by_group(self._read, (self.q_proj(x),), halves, memory_layout))
+        return self.out_proj(by_group(self._read, (self.split(self.q_proj(x)),), halves, memory_layout))
 
     def _read(self, query: Tensor, halves: tuple[Tensor, Tensor], memory_layout: Layout) -> Tensor:
-        return self.mixed(self.split(query), *halves, may_attend=memory_layout.may_attend)
+        if self.has_step_kernels(query) and memory_layout.may_attend.is_floating_point():
+            return step_attention.read_source(join_heads(query), *halves, memory_layout.may_attend)
+        return self.mixed(query, *halves, may_attend=memory_layout.may_attend)
 
     def weights(self, x: Tensor, memory: Tensor, memory_layout: Layout, layout: Layout | None = None) -> Tensor:
         """How much each query looks at each key, over all heads. (B, T, S)"""

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,12 +29,30 @@ FIRST_CAPACITY = 32  # steps that memory is set aside for at first; it doubles f
 NOT_YET = -1  # in the ancestry: a step that is still to come
 
 
-class Turn(NamedTuple):
+@dataclass
+class Turn:
     """What the layers of a decoder must know of a step."""
 
     at: tuple[Any, Any]  # (B,) each: rows, and the place in each that this step's entries get; or all rows, and one place
     length: int  # places that attention looks at
-    bias: Tensor | None  # (B, 1, K, length * K): 0 on a beam's own past and -inf elsewhere; None: all of it is its own
+    places: Tensor  # (B,): where each text is
+    ancestry: Tensor  # (B, K, capacity), as the state has it
+    own: Tensor  # (K,): the number of each beam
+    has_own_past: bool  # all that was stored of a text is its only beam's
+    dtype: torch.dtype
+
+    @cached_property
+    def bias(self) -> Tensor | None:
+        """(B, 1, K, length * K): 0 on a beam's own past and -inf elsewhere; None: all of it is its own.
+
+        Made for the first layer that asks, which also notes in the ancestry that this step's entries are each beam's own; a
+        layer whose attention is one kernel (nn/step_attention.py) notes that itself.
+        """
+        if self.has_own_past:
+            return None
+        self.ancestry[self.at[0], :, self.at[1]] = self.own
+        is_other = self.ancestry[:, :, : self.length, None] != self.own  # (B, K, T, K)
+        return torch.zeros_like(is_other, dtype=self.dtype).masked_fill_(is_other, -torch.inf).flatten(2)[:, None]
 
 
 class KeyValues:
@@ -64,8 +83,12 @@ class KeyValues:
     def append_(self, entries: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
         """Store a step's entries, (B, K, 2 D); all keys and values up to it, as views. (B, H, T * K, C) each"""
         self.data[turn.at] = entries
-        keys, values = self.data[:, : turn.length].flatten(1, 2).unflatten(2, (2, self.num_heads, -1)).unbind(2)
-        return keys.transpose(1, 2), values.transpose(1, 2)
+        batch, _, num_beams, width = self.data.shape
+        channels, first = width // (2 * self.num_heads), self.data.storage_offset()
+        # In one step each: a search on a CPU asks for them some hundred times for every token.
+        shape = (batch, self.num_heads, turn.length * num_beams, channels)
+        strides = (self.data.stride(0), channels, width, 1)
+        return self.data.as_strided(shape, strides, first), self.data.as_strided(shape, strides, first + width // 2)
 
     def select_(self, rows: Rows, length: int, *, is_even: bool) -> None:
         if isinstance(rows, slice):
@@ -150,12 +173,7 @@ class StepState:
     def turn(self, places: Tensor, dtype: torch.dtype) -> Turn:
         # One place for all is written much faster; what texts that are done write there is not read.
         at = (slice(None), self.length - 1) if self.is_even else (self._rows, places)
-        if self.num_beams == 1 and self.is_even:
-            return Turn(at, self.length, None)
-        self.ancestry[at[0], :, at[1]] = self._own
-        is_own = self.ancestry[:, :, : self.length, None] == self._own  # (B, K, T, K)
-        bias = torch.zeros_like(is_own, dtype=dtype).masked_fill_(~is_own, -torch.inf).flatten(2)[:, None]
-        return Turn(at, self.length, bias)
+        return Turn(at, self.length, places, self.ancestry, self._own, self.num_beams == 1 and self.is_even, dtype)
 
     def end(self) -> None:
         self.steps += 1 if self.is_done is None else ~self.is_done

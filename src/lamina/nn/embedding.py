@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lamina.nn import step_rows
 from lamina.nn.dropout import dropout
 from lamina.nn.layout import AnyLayout
 from lamina.packed import FIRST_POSITION
@@ -97,6 +98,11 @@ class InputEmbedding(nn.Module):
 
     def step(self, ids: Tensor, num_before: Tensor) -> Embedded:
         """One token a beam, with so many tokens before it. ids: (B, K); num_before: (B,)"""
+        if type(self.table) is TokenTable and not self.reads and self.project is None and self.positions is not None:
+            table, positions = self.table.weight, getattr(self.positions, "rows", None)
+            if positions is not None and step_rows.suits(table) and positions.is_contiguous():
+                tokens, x = step_rows.embed(ids, num_before, table, positions, self.scale)
+                return Embedded(x if self.norm is None else self.norm(x), tokens)
         return self._embed(ids, (num_before + FIRST_POSITION)[:, None].expand_as(ids))
 
     def _embed(self, ids: Tensor, positions: Tensor | None) -> Embedded:

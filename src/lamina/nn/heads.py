@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lamina.nn import step_rows
 from lamina.nn.attention import SurfaceAttention
 from lamina.nn.cross_entropy import LossSums, Term, label_smoothed_loss
 from lamina.nn.dropout import dropout
@@ -303,6 +304,8 @@ def _log_softmax(features: Tensor, output_weight: Tensor | Prepacked, bias: Tens
         scores = F.linear(features, output_weight, bias)
     else:
         scores = output_weight(features) if bias is None else output_weight(features) + bias
+    if step_rows.suits(scores, widest=step_rows.LARGEST_VOCABULARY):
+        return step_rows.log_softmax(scores)
     return F.log_softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32))
 
 

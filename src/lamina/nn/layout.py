@@ -19,6 +19,10 @@ from lamina.packed import PAD_POSITION, Packed, Rows
 # Tokens for each sentence that there is room for: where there are more, a sentence fills tiles of its own.
 LONG = 128
 VECTOR = 16  # numbers of 32 bits in the widest registers of a CPU
+# Flat rows are worth it where fewer places than this share of the padded ones are left. Their number is rounded up: a CPU's
+# kernels are made for each number of rows.
+FULL = 0.9
+FLAT_MULTIPLE = 8
 WIDEST_OF_FLASH = 256  # channels of a head
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
@@ -128,6 +132,48 @@ class PackedLayout(Packed):
     def _blocks(self) -> dict[int, tuple[PackedLayout, Blocks]]:
         """By who is read, which is kept too, so that no other one takes its number."""
         return {}
+
+
+class FlatLayout(NamedTuple):
+    """Padded rows without their padding, one behind the other, as a search on a CPU encodes them: linear layers meet tokens
+    alone, and attention the rows as wide as `whole_vectors` makes them. The last places may repeat a token."""
+
+    ids: Tensor  # (1, N)
+    positions: Tensor  # (1, N)
+    taken: Tensor  # (B * T,): where in the flat row each place of the padded ones is; a pad takes the token before it
+    back: Tensor  # (N,): where in the padded rows each token is
+    wide: Layout  # the padded rows
+
+    @classmethod
+    def of(cls, ids: Tensor, layout: Layout) -> FlatLayout | None:
+        """None where there is little padding, or another one than a search on a CPU has. ids: (B, T)"""
+        if ids.device.type != "cpu" or torch.is_grad_enabled() or bool(layout.is_pad[:, 0].any()):
+            return None
+        tokens = (~layout.is_pad).flatten().nonzero()[:, 0]
+        number = -(-len(tokens) // FLAT_MULTIPLE) * FLAT_MULTIPLE
+        if number > FULL * ids.numel():
+            return None
+        tokens = torch.cat((tokens, tokens[:1].expand(number - len(tokens))))
+        width = -(-ids.size(1) // VECTOR) * VECTOR
+        wide = layout.widened(width)
+        taken = (~wide.is_pad).flatten().cumsum(0) - 1
+        back = tokens.div(ids.size(1), rounding_mode="floor") * width + tokens % ids.size(1)
+        return cls(ids.flatten()[tokens][None], layout.position_ids().flatten()[tokens][None], taken, back, wide)
+
+    def position_ids(self) -> Tensor:
+        return self.positions
+
+    def spread(self, x: Tensor) -> Tensor:
+        """As padded rows. (1, N, D) -> (B, T, D)"""
+        return x[0].index_select(0, self.taken).unflatten(0, self.wide.is_pad.shape)
+
+    def attend_within(self, qkv: Tensor, num_heads: int, *, is_causal: bool = False, dropout_p: float = 0.0) -> Tensor:
+        """Every row looks at itself. (1, N, 3 * D) -> (1, N, D)"""
+        assert not is_causal, "sources are encoded"
+        assert not dropout_p, "a search has no dropout"
+        query, key, value = (split_heads(part, num_heads) for part in self.spread(qkv).chunk(3, dim=2))
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=self.wide.may_attend)
+        return join_heads(mixed).flatten(0, 1).index_select(0, self.back)[None]
 
 
 AnyLayout = Layout | PackedLayout

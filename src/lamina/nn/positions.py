@@ -46,6 +46,11 @@ class FixedPositions(nn.Module):
         super().__init__()
         self.register_buffer("table", table, persistent=False)
 
+    @property
+    def rows(self) -> Tensor:
+        """The vector of each position."""
+        return self.table
+
     def forward(self, positions: Tensor) -> Tensor:
         return self.table[positions]
 
@@ -65,6 +70,11 @@ class LearnedPositions(nn.Module):
     def __init__(self, max_positions: int, dim: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_rows(max_positions), dim))
+
+    @property
+    def rows(self) -> Tensor:
+        """The vector of each position."""
+        return self.weight
 
     def forward(self, positions: Tensor) -> Tensor:
         return nn.functional.embedding(positions, self.weight, padding_idx=PAD_POSITION)

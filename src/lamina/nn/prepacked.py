@@ -10,6 +10,7 @@ scale for each vector: what a vector becomes never depends on the others of its 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ SMALLEST = 1e-30  # what a matrix's row of zeros is divided by
 USUAL_ROWS = 160
 
 
-class Prepacked(nn.Module):
+class Prepacked(nn.Module, ABC):
     """A linear layer whose matrix is laid out for one kernel.
 
     The laid out matrix is a parameter, so that code that counts weights still finds it; only its kernel can read it. Everybody
@@ -39,9 +40,9 @@ class Prepacked(nn.Module):
         self.shared: dict[str, nn.Parameter] = {}  # what another layer owns too, as that layer has it
 
     @property
+    @abstractmethod
     def weight(self) -> Tensor:
         """The plain matrix, unpacked at each call. (O, I)"""
-        raise NotImplementedError
 
     @property
     def packed(self) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from lamina.nn import step_rows
 from lamina.nn.dropout import dropout
 
 
@@ -79,11 +80,16 @@ class PostNorm(nn.Module):
         self.dropout_p = dropout_p
 
     def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], layer_input: Tensor | None = None) -> Tensor:
-        return self.norm(self.add(x, dropout(branch(x), self.dropout_p, self.training)))
+        added = dropout(branch(x), self.dropout_p, self.training)
+        if step_rows.suits(x, added) and type(self.norm) is nn.LayerNorm and type(self.add) in (Add, OmegaAdd):
+            return step_rows.add_norm(x, added, self.norm, self.add.omega if isinstance(self.add, OmegaAdd) else None)
+        return self.norm(self.add(x, added))
 
 
 class PreNorm(PostNorm):
     """add(x, f(norm(x))): the stream itself is never normalised (Xiong et al. 2020)."""
 
-    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], layer_input: Tensor | None = None) -> Tensor:
-        return self.add(x, dropout(branch(self.norm(x)), self.dropout_p, self.training))
+    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], layer_input: Tensor | None = None,
+                normed: Tensor | None = None) -> Tensor:
+        """`normed`: what the norm makes of x, where that is known."""
+        return self.add(x, dropout(branch(self.norm(x) if normed is None else normed), self.dropout_p, self.training))
