@@ -65,8 +65,8 @@ TECHNIQUES: dict[str, tuple[str, ...]] = {
     "eager": ("--no-cuda-graphs", "--no-pack", "--batch-order", "length"),
     # On one GPU, with all that talking to other ranks takes but the others.
     "grouped": (),
-    "sharded": ("--fsdp",),
-    "sharded-eager": ("--fsdp", "--no-cuda-graphs"),
+    "sharded": ("--fsdp", "--reshard-after-forward"),
+    "sharded-eager": ("--fsdp", "--reshard-after-forward", "--no-cuda-graphs"),
     "gathered": ("--fsdp", "--no-reshard-after-forward"),
 }
 GROUPED = ("grouped", "sharded", "sharded-eager", "gathered")
@@ -74,7 +74,7 @@ HAS_GPU = torch.cuda.is_available()
 # Updates of a line in the log: a few milliseconds each on a GPU, a good part of a second on a processor.
 INTERVAL = 10 if HAS_GPU else 2
 # Notes of a run that is not the one that was meant.
-SETBACK = re.compile(r" is off, since |eager, not captured|memory ran out|has no effect")
+SETBACK = re.compile(r" is off(?: for [\w ]+)?, since |eager, not captured|memory ran out|has no effect")
 
 
 class RunError(Exception):

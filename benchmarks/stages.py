@@ -3,8 +3,9 @@
     python benchmarks/stages.py generate data-bin/iwslt --path checkpoints/checkpoint_best.pt --quiet
     python benchmarks/stages.py --shortest 0.5 train data-bin/iwslt --arch tiny --max-tokens 4096 --lr 0.001 --max-update 1
 
-Another thread looks at the main one's stack every few milliseconds. The tree has the functions that took longer than
-`--shortest` seconds, callees below their callers, in the order in which they were first seen: from, to, seconds.
+A thread looks at the stacks of all others every few milliseconds. The tree has the functions that took longer than
+`--shortest` seconds, callees below their callers, in the order in which they were first seen: from, to, seconds. The main
+thread comes first; others (autograd's, for one, which compiles backward passes) have a tree each. Their times include waiting.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 
 EVERY = 0.004  # seconds
 # A hop that only passes a call on is not worth a line of its own.
@@ -41,29 +42,35 @@ def name_of(code: CodeType) -> str:
     return f"{path}:{code.co_name}"
 
 
+def stack_of(frame: FrameType | None) -> list[str]:
+    """Outermost first."""
+    names = []
+    while frame is not None:
+        if not any(hidden in frame.f_code.co_filename for hidden in HIDDEN):
+            names.append(name_of(frame.f_code))
+        frame = frame.f_back
+    return names[::-1]
+
+
 class Sampler(threading.Thread):
-    """Time goes to where the main thread is found after it: what keeps the interpreter's lock is found when it returns."""
+    """Time goes to where a thread is found after it: what keeps the interpreter's lock is found when it returns."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.root = Node()
-        self._main = threading.main_thread().ident
+        self.roots: dict[int, Node] = {threading.main_thread().ident or 0: Node()}  # by thread, the main one first
         self._is_over = threading.Event()
 
     def run(self) -> None:
         started = before = time.perf_counter()
         while not self._is_over.wait(EVERY):
-            frame, names = sys._current_frames().get(self._main or 0), []
-            while frame is not None:
-                if not any(hidden in frame.f_code.co_filename for hidden in HIDDEN):
-                    names.append(name_of(frame.f_code))
-                frame = frame.f_back
+            stacks = [(thread, stack_of(frame)) for thread, frame in sys._current_frames().items() if thread != self.ident]
             now = time.perf_counter()
-            node = self.root
-            for name in reversed(names):
-                node = node.callees.setdefault(name, Node(first=before - started))
-                node.seconds += now - before
-                node.last = now - started
+            for thread, names in stacks:
+                node = self.roots.setdefault(thread, Node())
+                for name in names:
+                    node = node.callees.setdefault(name, Node(first=before - started))
+                    node.seconds += now - before
+                    node.last = now - started
             before = now
 
     def stop(self) -> None:
@@ -100,7 +107,10 @@ def main() -> None:
         sampler.stop()
         # On standard error, since a command's results go to standard output.
         title = f"{time.perf_counter() - started:.2f} s to the end of `lamina {' '.join(options.command[:2])}`"
-        print(title, *lines(sampler.root, options.shortest), sep="\n", file=sys.stderr)
+        main_tree, *others = (lines(root, options.shortest) for root in sampler.roots.values())
+        print(title, *main_tree, sep="\n", file=sys.stderr)
+        for own in filter(None, others):
+            print("another thread", *own, sep="\n", file=sys.stderr)
     sys.exit(code)
 
 

@@ -4,8 +4,8 @@
     python benchmarks/startup.py train --arch transformer_iwslt_de_en --cold
     python benchmarks/startup.py generate --sentences 1000       # to its exit; with a part that is the search
 
-On a GPU, if there is one; `-- --cpu` stays on the CPU. With --cold, each round begins without what torch and Triton have
-compiled before, and a second run follows that finds it. Rows show the best round, and the slowest.
+On a GPU, if there is one; `-- --cpu` stays on the CPU. With --cold, each round begins without what torch, Triton and Python
+have compiled before, and a second run follows that finds it. Rows show the best round, and the slowest.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from table import machine, show
 from lamina.checkpoint.format import save_checkpoint
 from lamina.data.corpus import find_languages, load_dictionaries
 
-# Empty folders here, and everything is compiled again.
-CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+# Empty folders here, and everything is compiled again; the last is for modules (bytecode.py).
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME")
 SEARCHED = re.compile(r"translated \d+ sentences \(\d+ tokens\) in ([\d.]+) s")
 IMPORT = "import torch\nif torch.cuda.is_available(): torch.zeros(1, device='cuda')"
 
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", help="generate: model to use, with its --data (default: random weights of --arch)")
     parser.add_argument("--data", help="data folder (default: made up)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: 3)")
-    parser.add_argument("--cold", action="store_true", help="begin without what torch.compile and Triton have cached before")
+    parser.add_argument("--cold", action="store_true", help="begin without what torch, Triton and Python have compiled")
     parser.add_argument("--json", metavar="FILE", help="write the rows there too")
     parser.add_argument("extra", nargs="*", help="further options for the command, after --")
     options = parser.parse_intermixed_args()

@@ -28,6 +28,7 @@ class Waiting:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._started = time.perf_counter()
         self._process = start(data, case, extra, self._errors)
+        self._is_warm = threading.Event()  # `join` is for the end: one that is interrupted holds the thread for ended
         self._thread = threading.Thread(target=self._warm_up)
         self._thread.start()
 
@@ -43,7 +44,7 @@ class Waiting:
         self._errors.close()
 
     def wait_until_warm(self) -> None:
-        self._thread.join()
+        self._is_warm.wait()
 
     def turn(self, seconds: float) -> Log:
         """So many seconds of it, once all are warm. Where the run ends before, `error` says why."""
@@ -64,12 +65,15 @@ class Waiting:
         return log
 
     def _warm_up(self) -> None:
-        for row in self._rows():
-            self._log.read(row, time.perf_counter() - self._started)
-            if self._log.seconds >= SETTLED:
-                self._process.send_signal(signal.SIGSTOP)
-                return
-        self._note_end()
+        try:
+            for row in self._rows():
+                self._log.read(row, time.perf_counter() - self._started)
+                if self._log.seconds >= SETTLED:
+                    self._process.send_signal(signal.SIGSTOP)
+                    return
+            self._note_end()
+        finally:
+            self._is_warm.set()
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         for line in self._process.stdout or ():

@@ -213,7 +213,7 @@ def compiled_passes(updater: Updater) -> CompiledPasses:
     compiled_pass.compiled = partial(torch.compile, backend="aot_eager", dynamic=False)  # type: ignore[attr-defined]
     passes = CompiledPasses(updater.model, updater.forward_backward, fail_if_off, lambda seconds: None)
     passes._recurring = shape_of  # type: ignore[assignment]
-    updater._step_ = passes.or_eager(updater.optimizer.step_)
+    updater._step_ = passes.or_eager(updater.optimizer.step_, "the optimizer")
     return passes
 
 

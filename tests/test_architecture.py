@@ -20,8 +20,10 @@ LAYERS = """
     errors
     files
     garbage
+    bytecode
     console
     provenance
+    gpu_driver
     threads
     traits
     registry

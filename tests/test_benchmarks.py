@@ -6,6 +6,8 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -48,8 +50,9 @@ def test_what_is_recorded_later_is_warm_up_too(runs):
     assert (log.updates, log.seconds) == (20, 2.0)
 
 
-def test_what_hinders_a_run_is_told(runs, capsys):
-    read(runs, {"note": "--compile is off, since it failed: no compiler"})
+@pytest.mark.parametrize("what", ["--compile is off", "--compile is off for EncoderLayer", "--compile is off for the loss"])
+def test_what_hinders_a_run_is_told(runs, capsys, what):
+    read(runs, {"note": f"{what}, since it failed: no compiler"})
     assert "no compiler" in capsys.readouterr().err
 
 
@@ -107,6 +110,26 @@ def test_a_run_that_ends_before_its_turn_is_told(runs, monkeypatch, tmp_path, ca
     with pytest.raises(SystemExit, match="no run worked"):
         run_script(monkeypatch, tmp_path, "train", *flags, "--lr-scheduler", "unheard-of")
     assert "unheard-of" in capsys.readouterr().err
+
+
+def test_a_stop_while_runs_start_ends_them_cleanly(runs, monkeypatch):
+    """The thread that reads a run's log is waited for, though the wait for its first line was interrupted."""
+    import turns
+
+    def slowly(*arguments):
+        time.sleep(0.3)
+        return runs.why_it_ended(*arguments)
+
+    monkeypatch.setattr(turns, "why_it_ended", slowly)
+    monkeypatch.setattr(turns, "start", lambda data, case, extra, errors: subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], stdout=subprocess.PIPE, stderr=errors, text=True))
+    stop = threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    case = runs.Case("tiny", "", 128, 500, "fp32", "plain")
+    waiting = turns.Waiting("", case, ())
+    stop.start()
+    with pytest.raises(KeyboardInterrupt), waiting:
+        waiting.wait_until_warm()
+    assert "exit code -9" in str(waiting.error)
 
 
 def test_what_was_measured_before_a_signal_is_kept(runs, monkeypatch, tmp_path, capsys):
@@ -221,8 +244,11 @@ def test_the_stages_of_a_command(tmp_path):
                            "--disable-validation", "--save-dir", str(tmp_path / "ck"), "--profile", "2:3"],
                           check=True, env=environment, text=True, capture_output=True)
     lines = done.stderr[done.stderr.index(" s to the end of `lamina train"):].splitlines()[1:]
-    assert any("torch/__init__.py" in line for line in lines)
+    main_tree = lines[: lines.index("another thread")] if "another thread" in lines else lines
+    assert any("torch/__init__.py" in line for line in main_tree)
     for line in lines:
+        if line == "another thread":
+            continue
         first, last, seconds = map(float, line.split()[:3])
         assert 0.1 <= seconds <= last - first + 0.02
     trace = tmp_path / "ck" / "profile-2-3-rank0.json"

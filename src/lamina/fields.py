@@ -140,7 +140,8 @@ class Leaf:
 
     @property
     def is_bool(self) -> bool:
-        return self.type is bool
+        """Also one that may be left to the run: `bool | None`."""
+        return self.type in (bool, bool | None)
 
     @property
     def spelling(self) -> str:
@@ -431,10 +432,10 @@ def default_text(cls: type, leaf: Leaf) -> str:
 def _shown_default(leaf: Leaf) -> str:
     if leaf.default is MISSING:
         return "required"
-    if leaf.is_bool:
-        return "on" if leaf.default else "off"
     if leaf.default is None or leaf.default == ():
         return ""
+    if leaf.is_bool:
+        return "on" if leaf.default else "off"
     return ",".join(map(str, leaf.default)) if isinstance(leaf.default, tuple) else str(leaf.default)
 
 

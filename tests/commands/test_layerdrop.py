@@ -73,7 +73,8 @@ def test_batches_of_an_update_may_draw_their_own_layers(trained, tmp_path, capsy
     assert not all(torch.equal(one[name], same[name]) for name in one)
     capsys.readouterr()
     for wrong, message in ((["--layerdrop-draws", "batch"], "--layerdrop-draws has no effect without --encoder-layerdrop"),
-                           ([*by_batch, "--fsdp"], "leave one of them out")):
+                           ([*by_batch, "--fsdp", "--reshard-after-forward"], "they hold each other's"),
+                           ([*by_batch, "--fsdp", "--fsdp-size", "1"], "Leave out --reshard-after-forward and --fsdp-size")):
         assert train(data, tmp_path / "wrong", *wrong) == 2
         assert message in capsys.readouterr().err.splitlines()[-1]
 

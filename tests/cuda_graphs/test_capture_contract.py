@@ -17,7 +17,7 @@ from lamina.parts.criteria import LabelSmoothedCrossEntropy
 from lamina.parts.lora import Lora
 from lamina.parts.surface_fusion import AttendedFusion, HardFusion, SoftFusion
 from lamina.registry import register
-from tiny import FUSIONS, batch_of, tiny_config, tiny_model
+from tiny import FUSIONS, MIXINGS, batch_of, tiny_config, tiny_model
 
 
 def taken(part, *, is_pre_norm):
@@ -31,7 +31,7 @@ def taken(part, *, is_pre_norm):
 SHAPE = PackedShape(places=32, max_sentences=6, longest=8)
 VARIANTS = {f"{name}{', pre-norm' if is_pre_norm else ''}": {"init": part(), "is_pre_norm": is_pre_norm}
             for name, part in register.residual.items() for is_pre_norm in (False, True)
-            if taken(part(), is_pre_norm=is_pre_norm)} | FUSIONS
+            if taken(part(), is_pre_norm=is_pre_norm)} | FUSIONS | MIXINGS
 
 
 @pytest.mark.parametrize("name", VARIANTS)

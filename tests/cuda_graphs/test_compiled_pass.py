@@ -1,5 +1,7 @@
 """Passes whose layers are compiled; test_ranks.py has them on sharded weights, and tests/gpu with real kernels."""
 
+import re
+
 import pytest
 import torch
 from torch._dynamo.exc import TorchDynamoException
@@ -64,7 +66,7 @@ def test_shapes_that_come_again_are_compiled_and_others_are_not(monkeypatch):
     torch.testing.assert_close(found, weights_after(updates, again), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("fails_at", [1, 4])
+@pytest.mark.parametrize("fails_at", [1, 2])
 def test_where_the_compiler_fails_a_pass_continues_eagerly(monkeypatch, fails_at):
     """Also in its middle: other ranks may wait for what this one sends."""
     monkeypatch.delenv(STRICT, raising=False)
@@ -72,8 +74,11 @@ def test_where_the_compiler_fails_a_pass_continues_eagerly(monkeypatch, fails_at
     updater = new_updater(monkeypatch, compiler, notes)
     sizes = [8] * (SIGHTINGS + 2)
     torch.testing.assert_close(weights_after(updater, sizes), expected_after(sizes), rtol=1e-5, atol=1e-6)
-    assert compiler.num_run == fails_at
-    assert notes[1:] == ["--compile is off, since it failed: no compiler for this"]
+    assert compiler.num_run > fails_at  # what is of another kind
+    kind = {1: "InputEmbedding", 2: "EncoderLayer"}[fails_at]
+    place = r"\(TorchDynamoException in run, test_compiled_pass.py:\d+\)"
+    assert re.fullmatch(f"--compile is off for {kind}, since it failed: no compiler for this {place}", notes[1])
+    assert [note.split(" in ")[0] for note in notes[2:]] == ["compiled layers for batches of this shape,"]
 
 
 def test_in_strict_mode_that_is_an_error(monkeypatch):

@@ -67,7 +67,7 @@ def test_what_cannot_be_captured_is_called(monkeypatch):
     calls, recorder = [], Recorder(CPU)
     monkeypatch.setattr(recorder, "capture", fail)
     recorder("step", lambda: calls.append(1))
-    with pytest.warns(UserWarning, match="without CUDA graphs.*capturing$"):
+    with pytest.warns(UserWarning, match=r"without CUDA graphs.*capturing \(RuntimeError in fail, test_recorder.py:\d+\)$"):
         recorder("step", lambda: calls.append(2))
     recorder("step", lambda: calls.append(3))
     assert calls == [1, 2, 3]
@@ -97,3 +97,12 @@ def test_a_reason_is_one_line(monkeypatch):
     monkeypatch.setenv(STRICT, "")
     assert reason_of(ValueError("\n  first\nsecond")) == "first"
     assert re.fullmatch("KeyError", reason_of(KeyError()))
+
+
+def test_a_reason_has_its_place(monkeypatch):
+    """A message as short as `tuple index out of range` says nothing alone."""
+    monkeypatch.setenv(STRICT, "")
+    with pytest.raises(IndexError) as raised:
+        ().__getitem__(0)
+    assert re.fullmatch(r"tuple index out of range \(IndexError in test_a_reason_has_its_place, test_recorder.py:\d+\)",
+                        reason_of(raised.value))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import lamina.cuda_graphs.train_pass as train_pass
 from lamina.config.model import LanguageModelConfig
 from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.cuda_graphs.static_batches import MAX_SHAPES, SIGHTINGS, StaticBatches, shape_of
@@ -16,7 +17,8 @@ from lamina.data.batching import TokenBatch
 from lamina.distributed.sharded import ShardedWeights
 from lamina.distributed.weights import FlatWeights
 from lamina.errors import LaminaError
-from lamina.nn.compiling import STRICT, compiled_parts, replaced
+from lamina.nn import cross_entropy
+from lamina.nn.compiling import STRICT, compiled_parts, kind_of, parts_to_compile, replaced
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 from lamina.parts.update_rules import Sgd
 from lamina.training.loss import batch_loss
@@ -81,6 +83,41 @@ def test_every_layer_and_embedding_is_compiled():
     model = tiny_model(num_layers=3)
     assert set(compiled_parts(model)) == {*model.encoder.layers, *model.decoder.layers, model.source_embedding,
                                           model.target_embedding}
+
+
+@pytest.mark.parametrize(("fails", "told"), [
+    (("DecoderLayer",), "--compile is off for DecoderLayer, since it failed: no code for DecoderLayer"),
+    (("EncoderLayer", "DecoderLayer"), "--compile is off, since it failed: no code for EncoderLayer")])
+def test_parts_that_do_not_compile_run_as_they_are_and_the_others_compiled(monkeypatch, fails, told):
+    """Also if that shows only later, as of a broken result; the note names the kind and the place."""
+    without_a_device(monkeypatch)
+    monkeypatch.delenv(STRICT, raising=False)
+    model, notes, compiled = tiny_model(), [], []
+    updater = Updater(model, SGD, PrecisionConfig(), torch.bfloat16)
+    monkeypatch.setattr(cross_entropy, "compiled_chunk", lambda: cross_entropy._score_chunk)
+    monkeypatch.setattr(train_pass, "compiled_parts", lambda model: {
+        part: compile_part(part, fails, compiled) for part in parts_to_compile(model)})
+    passes = CapturedPasses(model, updater.weights, updater.forward_backward, notes.append, lambda seconds: None,
+                            is_compiled=True)
+    passes.recorder = Rerunning()
+    batch = batch_of(slice(0, 4))
+    replays = [passes.find(batch, ALL_LAYERS, updater.sums) for _ in range(SIGHTINGS)]
+    compiled.clear()
+    torch.testing.assert_close(*sums_and_gradients(updater, batch, replays[-1]), rtol=0.02, atol=0.02)
+    assert set(compiled) == (set() if len(fails) > 1 else {"EncoderLayer", "InputEmbedding"})
+    assert re.fullmatch(rf"{told} \(ValueError in run, test_train_pass.py:\d+\)", notes[1])
+
+
+def compile_part(part, fails, compiled):
+    forward, kind = part.forward, kind_of(part)
+
+    def run(*arguments):
+        compiled.append(kind)
+        if kind in fails:
+            raise ValueError(f"no code for {kind}\nand a long report")
+        return forward(*arguments)
+
+    return run
 
 
 def gradients_of(weights: FlatWeights) -> Tensor:

@@ -96,11 +96,13 @@ def test_groups_that_do_not_divide_the_ranks_are_refused(runs):
     assert said.count("--optimizer muon puts matrices together among all ranks, and --fsdp-size 2 keeps several copies") == 1
 
 
-@pytest.mark.parametrize(("options", "reason"), [({}, "no effect without --fsdp"),
-                                                 ({"fsdp": True, "fsdp_size": 2}, "shares them")])
+@pytest.mark.parametrize(("options", "reason"), [
+    ({"reshards": False}, "--no-reshard-after-forward has no effect without --fsdp"),
+    ({"reshards": True}, "--reshard-after-forward has no effect without --fsdp"),
+    ({"reshards": False, "fsdp": True, "fsdp_size": 2}, "shares them")])
 def test_keeping_weights_whole_wants_shards_among_all(options, reason):
     with pytest.raises(ConfigError, match=reason):
-        RanksConfig(reshards=False, **options)
+        RanksConfig(**options)
 
 
 def test_a_size_of_groups_wants_shards():

@@ -21,7 +21,7 @@ from lamina.parts.residuals import Admin
 from lamina.text.vocabulary import EOS, PAD
 from lamina.training.compute_type import products_of_float32
 from lamina.training.update import Updater
-from tiny import FUSIONS, VOCABULARY_SIZE, tiny_config
+from tiny import FUSIONS, MIXINGS, VOCABULARY_SIZE, tiny_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -134,16 +134,17 @@ def test_dropout_of_packed_attention_keeps_the_mean_and_its_gradient():
     torch.testing.assert_close(by_values, out.detach().float().sum(), rtol=0.02, atol=2.0)
 
 
-@pytest.mark.parametrize("parts", [{}, {"init": Admin()}, *FUSIONS.values()], ids=["plain", "admin", *FUSIONS])
+@pytest.mark.parametrize("parts", [{}, {"init": Admin()}, *FUSIONS.values(), *MIXINGS.values()],
+                         ids=["plain", "admin", *FUSIONS, *MIXINGS])
 def test_recorded_updates_are_the_eager_ones(parts):
     eager, recorded = updater(parts, cuda_graphs=False), updater(parts, compiles=False)
     assert_close(train(recorded), train(eager))
     assert_same_way(recorded, eager)
 
 
-@pytest.mark.parametrize("name", ["plain", "both"])
+@pytest.mark.parametrize("name", ["plain", "both", *MIXINGS])
 def test_compiled_updates_are_the_eager_ones(name, capsys):
-    parts = FUSIONS.get(name, {})
+    parts = {**FUSIONS, **MIXINGS}.get(name, {})
     eager, compiled, exact = updater(parts, cuda_graphs=False), updater(parts), updater(parts, dtype=torch.float32)
     assert_close(train(compiled), train(eager))
     train(exact)
@@ -264,7 +265,8 @@ def test_the_compiled_loss_is_the_plain_one():
 
 def test_layers_that_are_computed_again_drop_the_same_weights_of_long_sentences(capsys):
     """For which torch's kernel would be taken, whose random numbers cannot be drawn again."""
-    config = replace(tiny_config(num_layers=2), dropout=DropoutConfig(dropout_p=0.0, attention_p=0.5))
+    config = replace(tiny_config(num_layers=2, max_source_positions=512, max_target_positions=512),
+                     dropout=DropoutConfig(dropout_p=0.0, attention_p=0.5))
     model = build_model(config, VOCABULARY_SIZE, VOCABULARY_SIZE).cuda()
     for stack in (model.encoder, model.decoder):
         stack.recomputes = True

@@ -10,6 +10,7 @@ from lamina.config.train_options import OptimizationConfig, PrecisionConfig
 from lamina.data.layer_subsets import LayerSubsets
 from lamina.data.packing import PackedShape, Sentences, packed
 from lamina.models.build import build_model
+from lamina.nn import subset as subset_module
 from lamina.nn.stack import ActiveLayers
 from lamina.parts.criteria import LabelSmoothedCrossEntropy
 from lamina.parts.residuals import Admin
@@ -19,6 +20,11 @@ from lamina.training.update import Updater
 from tiny import FUSIONS, TINY_FLAGS, VOCABULARY_SIZE, make_data, tiny_config, tiny_model, tiny_pair
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.fixture(autouse=True)
+def kernels_for_few_rows(monkeypatch):
+    monkeypatch.setattr(subset_module, "LEAST_ROWS", 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -89,7 +95,8 @@ def distance(one, other):
 
 
 @pytest.mark.parametrize("compiles", [False, True])
-@pytest.mark.parametrize("parts", [{}, {"init": Admin()}, FUSIONS["both"]], ids=["plain", "admin", "both"])
+@pytest.mark.parametrize("parts", [{}, {"init": Admin()}, FUSIONS["both"], {"is_pre_norm": True}],
+                         ids=["plain", "admin", "both", "pre-norm"])
 def test_captured_updates_with_a_draw_for_each_sentence_are_the_eager_ones(parts, compiles):
     captured, told, notes = trained(parts, compiles=compiles)
     eager, expected, _ = trained(parts, cuda_graphs=False)
@@ -101,6 +108,7 @@ def test_captured_updates_with_a_draw_for_each_sentence_are_the_eager_ones(parts
     assert distance(captured, exact) < max(0.02, 1.2 * distance(eager, exact))
 
 
-def test_gradients_are_the_same_every_time():
-    found = [trained({}, cuda_graphs=False)[0] for _ in range(2)]
+@pytest.mark.parametrize("is_pre_norm", [False, True])
+def test_gradients_are_the_same_every_time(is_pre_norm):
+    found = [trained({"is_pre_norm": is_pre_norm}, cuda_graphs=False)[0] for _ in range(2)]
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-6)

@@ -67,6 +67,17 @@ def test_float32_is_the_same_to_rounding(data, tmp_path):
     assert both == pytest.approx(alone, rel=1e-6)
 
 
+@pytest.mark.parametrize(("precision", "tolerance"), [("--fp32", 1e-6), ("--bf16", 0.02)])
+def test_shards_whose_weights_stay_gathered(data, tmp_path, precision, tolerance):
+    """The default of --fsdp for a model as small as this one, with all techniques."""
+    flags = (*TECHNIQUES["all"], precision)
+    alone, _ = losses(data, tmp_path / "alone", *flags, "--update-freq", "2", "--distributed-world-size", "1")
+    both, said = losses(data, tmp_path / "both", *flags, "--fsdp", *TWO_RANKS)
+    assert "--fsdp keeps gathered weights" in said
+    assert "captured updates" in said
+    assert both == pytest.approx(alone, rel=tolerance)
+
+
 def test_a_rank_that_is_killed_while_the_other_replays(data, tmp_path):
     """The launcher starts both again from the last checkpoint, and the run ends as one that nobody disturbed."""
     flags = ("--max-update", "400", "--save-interval-updates", "20", "--disable-validation", "--no-epoch-checkpoints",

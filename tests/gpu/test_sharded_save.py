@@ -22,11 +22,12 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("precision", ["--fp16", "--bf16"])
-def test_sharded_checkpoints_are_what_one_file_holds_and_are_resumed(tmp_path, monkeypatch, precision):
+@pytest.mark.parametrize("kept", ["--reshard-after-forward", "--no-reshard-after-forward"])
+def test_sharded_checkpoints_are_what_one_file_holds_and_are_resumed(tmp_path, monkeypatch, precision, kept):
     monkeypatch.setenv(ALWAYS_A_GROUP, "1")
     data = make_data(tmp_path, num_lines=48)
     flags = [*TINY_FLAGS, "--init-type", "admin", "--encoder-layers", "3", "--encoder-layerdrop", "0.3", "--fsdp", precision,
-             "--save-interval-updates", "2", "--no-cuda-graphs"]
+             kept, "--save-interval-updates", "2", "--no-cuda-graphs"]
     for updates in ("4", "8"):  # the second time, they are resumed
         for name, more in (("file", ()), ("sharded", ("--sharded-save",))):
             assert main(["train", str(data), "--save-dir", str(tmp_path / name), *flags, *more, "--max-update", updates]) == 0

@@ -3,6 +3,9 @@
 tests/gpu/test_captured.py has the kernels.
 """
 
+import threading
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -119,15 +122,40 @@ def test_numbers_of_float32_have_tiles_and_products_of_their_own(monkeypatch):
 def test_where_a_kernel_for_float32_does_not_work_plain_operations_serve(monkeypatch):
     asked = []
     monkeypatch.setattr(kernels_module, "HAS_TRITON", True)
-    monkeypatch.setattr(kernels_module, "_failure_in_float32", lambda *arguments: asked.append(arguments) or "out of memory")
+    monkeypatch.setattr(kernels_module, "_failure", lambda *arguments: asked.append(arguments) or "out of memory")
     device = torch.device("cuda")
     has = kernels_module._has_kernels
     assert has(device, torch.bfloat16, 64, False, 0.0)
     with pytest.warns(UserWarning, match="several times as long: out of memory"):
         assert not has(device, torch.float32, 64, True, 0.1)
-    assert asked == [(device, 64, True, True, "ieee")]
+    assert asked == [(device, torch.float32, 64, True, True)]
     assert not has(device, torch.bfloat16, 1024, False, 0.0)
     assert not has(torch.device("cpu"), torch.bfloat16, 64, False, 0.0)
+
+
+def test_kernels_are_compiled_once_beside_the_compiler_of_the_rest_and_are_waited_for(monkeypatch):
+    tried, may_end = [], threading.Event()
+
+    def failure(*use):
+        may_end.wait(5)
+        tried.append(use)
+        raise RuntimeError("is told where the kernels are used")
+
+    monkeypatch.setattr(kernels_module, "HAS_TRITON", True)
+    monkeypatch.setattr(kernels_module, "_AHEAD", {})
+    monkeypatch.setattr(kernels_module, "_failure", failure)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    device = torch.device("cuda")
+    for is_causal in (False, True, False):
+        kernels_module.compile_ahead(device, torch.bfloat16, 64, is_causal=is_causal, has_dropout=True)
+    kernels_module.compile_ahead(device, torch.float32, 64, is_causal=False, has_dropout=True)  # tried when a run begins
+    kernels_module.compile_ahead(torch.device("cpu"), torch.bfloat16, 64, is_causal=False, has_dropout=True)
+    assert tried == []
+    may_end.set()
+    for is_causal in (False, True):
+        assert kernels_module._has_kernels(device, torch.bfloat16, 64, is_causal, 0.1)
+        assert (device, torch.bfloat16, 64, is_causal, True) in tried
+    assert len(tried) == 2
 
 
 @pytest.mark.parametrize(("has_triton", "channels", "failure", "said"), [
@@ -135,7 +163,7 @@ def test_where_a_kernel_for_float32_does_not_work_plain_operations_serve(monkeyp
     (True, 64, "", "")])
 def test_a_run_knows_ahead_why_float32_has_no_kernels(has_triton, channels, failure, said, monkeypatch):
     monkeypatch.setattr(kernels_module, "HAS_TRITON", has_triton)
-    monkeypatch.setattr(kernels_module, "_failure_in_float32", lambda *_: failure)
+    monkeypatch.setattr(kernels_module, "_failure", lambda *_: failure)
     found = kernels_module.why_no_float32(torch.device("cuda"), channels, has_dropout=False)
     assert said in found
     assert bool(found) == bool(said)

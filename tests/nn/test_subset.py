@@ -12,9 +12,11 @@ from lamina.data.labelled_sentences import SentenceBatch
 from lamina.data.layer_subsets import Draw, LayerSubsets
 from lamina.data.masked_blocks import MaskedBatch
 from lamina.data.packing import PackedShape, Sentences, flat, packed
+from lamina.nn import stack as stack_module
+from lamina.nn.compiling import parts_to_compile, replaced
 from lamina.nn.mixing import StackMixing
 from lamina.nn.stack import ActiveLayers, stacks_of
-from lamina.nn.subset import put, take
+from lamina.nn.subset import put, take, take_and_norm
 from lamina.packed import Places
 from lamina.parts.criteria import CrossEntropy, SentenceLoss
 from lamina.parts.keel import Keel
@@ -126,6 +128,37 @@ def test_fusions(kind, fusion):
 @pytest.mark.parametrize("residual", RESIDUALS.values(), ids=RESIDUALS.keys())
 def test_residuals(kind, residual):
     assert_same(tiny_model(num_layers=3, **residual), drawn(pair_batch(kind), is_static=kind == "packed"))
+
+
+@pytest.fixture
+def norm_of_a_gpu(monkeypatch):
+    """Pre-LN layers take their part and normalise it at once, here in plain operations."""
+    monkeypatch.setattr(stack_module, "begins_with_norm", lambda x, places, norm: places.bounds is not None)
+
+
+@pytest.mark.parametrize("kind", ["flat", "packed"])
+@pytest.mark.parametrize("fusion", [{}, FUSIONS["both"]], ids=["plain", "both"])
+def test_a_norm_that_comes_with_taking(norm_of_a_gpu, monkeypatch, kind, fusion):
+    begun = []
+    monkeypatch.setattr(stack_module, "take_and_norm", lambda *of: begun.append(of) or take_and_norm(*of))
+    assert_same(tiny_model(num_layers=3, is_pre_norm=True, **fusion), drawn(pair_batch(kind), is_static=kind == "packed"))
+    assert len(begun) == 4  # of each stack the two layers with a rate
+
+
+def test_a_norm_that_comes_with_taking_in_layers_that_are_compiled_or_computed_again(norm_of_a_gpu):
+    model = tiny_model(num_layers=3, is_pre_norm=True, dropout_p=0.1).train()
+    batch = drawn(pair_batch("packed"), is_static=True)
+    found = []
+    for recomputes, compiles in ((False, False), (True, False), (False, True)):
+        for stack in stacks_of(model).values():
+            stack.recomputes = recomputes
+        forwards = {part: torch.compile(part.forward, backend="aot_eager") for part in parts_to_compile(model) if compiles}
+        torch.manual_seed(1)
+        with replaced(forwards):
+            found.append(loss_and_gradients(model, batch, CrossEntropy()))
+    for other in found[1:]:
+        for one, expected in zip(other, found[0], strict=True):
+            torch.testing.assert_close(one, expected)
 
 
 @pytest.mark.parametrize("kind", ["padded", "flat", "packed"])

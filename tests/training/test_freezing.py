@@ -1,5 +1,7 @@
 """Frozen weights: nothing moves them, nothing is kept for them, and the others move as they would."""
 
+import re
+
 import pytest
 import torch
 
@@ -120,7 +122,9 @@ def test_training_resumes_with_frozen_weights(data, tmp_path, capsys, optimizer)
     assert train(data, tmp_path / "base", "--max-update", "2") == 0
     begin = ("--finetune-from-model", str(tmp_path / "base" / "checkpoint_last.pt"))
     assert train(data, tmp_path / "one", *begin, *words, "--max-update", "6") == 0
-    assert "frozen: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    frozen, everything = (int(number.replace(",", "")) for number in re.search(r"weights, (\S+) of (\S+) param", said).groups())
+    assert f"num. model params: {everything} (num. trained: {everything - frozen})" in said
     assert train(data, tmp_path / "two", *begin, *words, "--max-update", "3") == 0
     assert train(data, tmp_path / "two", *begin, *words, "--max-update", "6") == 0
     base, one, two = (load_checkpoint(tmp_path / name / "checkpoint_last.pt") for name in ("base", "one", "two"))

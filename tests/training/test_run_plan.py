@@ -82,12 +82,12 @@ def test_what_a_ring_of_ranks_sends():
 
 def test_weights_that_stay_whole():
     """The rest is shared. bfloat16 weights are gathered once in an update, and float32 gradients scattered."""
-    model, settings = tiny_model(), Settings(Adam(), RanksConfig(fsdp=True, reshards=False))
+    model, settings = tiny_model(), Settings(Adam(), RanksConfig(fsdp=True))
     number = sum(parameter.numel() for parameter in model.parameters())
-    found = bytes_of_state(settings, model, torch.bfloat16, 8, 8)
+    found = bytes_of_state(settings, model, torch.bfloat16, 8, 8, reshards=False)
     expected = {"weights": 2 + 4 / 8, "gradients": 2 + 4 + 4 / 8, "optimizer": 8 / 8}
     assert found == {kind: pytest.approx(number * size, rel=0.01) for kind, size in expected.items()}
-    assert bytes_sent(settings, model, torch.bfloat16, 8, 8) == pytest.approx(number * 6 * 7 / 8, rel=0.01)
+    assert bytes_sent(settings, model, torch.bfloat16, 8, 8, reshards=False) == pytest.approx(number * 6 * 7 / 8, rel=0.01)
 
 
 @pytest.mark.parametrize("recomputes", [False, True])

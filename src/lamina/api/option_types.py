@@ -231,7 +231,7 @@ class TrainOptions(TypedDict, total=False):
     reset_lr_scheduler: bool
     reset_meters: bool
     reset_optimizer: bool
-    reshard_after_forward: bool
+    reshard_after_forward: bool | None
     restore_file: str
     sample_break_mode: str
     save: bool

@@ -44,15 +44,18 @@ class RanksConfig:
                                        "other machines have copies of their own, and gradients are summed between them; all "
                                        "ranks if left out")
 
-    reshards: bool = flag(True, "with --fsdp, give a layer's gathered weights back when it has run; --no-reshard-after-forward "
-                                "keeps whole weights on each GPU, in the run's precision, and shards the rest: updates are "
-                                "captured then", name="reshard-after-forward")
+    # None: training/resharding.py chooses. No checkpoint depends on it.
+    reshards: bool | None = flag(None, "with --fsdp, give a layer's gathered weights back when it has run; "
+                                       "--no-reshard-after-forward keeps whole weights on each GPU, in the run's precision, "
+                                       "and shards the rest: updates are captured then. If left out, weights are kept where "
+                                       "that takes at most a quarter of the GPU's memory", name="reshard-after-forward")
 
     def __post_init__(self) -> None:
-        check(self.reshards or self.is_sharded, "--no-reshard-after-forward has no effect without --fsdp. Add it, or leave it "
-                                                "out.")
-        check(self.reshards or self.fsdp_size is None, "--no-reshard-after-forward keeps whole weights on each GPU, and "
-                                                       "--fsdp-size shares them among some. Leave one of them out.")
+        check(self.reshards is None or self.is_sharded,
+              f"--{'' if self.reshards else 'no-'}reshard-after-forward has no effect without --fsdp. Add it, or leave it out.")
+        check(self.reshards is not False or self.fsdp_size is None,
+              "--no-reshard-after-forward keeps whole weights on each GPU, and --fsdp-size shares them among some. Leave one "
+              "of them out.")
         check(self.fsdp_size is None or self.fsdp_size >= 1, f"--fsdp-size is {self.fsdp_size}; it must be at least 1.")
         check(self.fsdp_size is None or self.is_sharded, "--fsdp-size has no effect without --fsdp. Add it, or leave it out.")
         check(self.world_size is None or self.world_size >= 1,

@@ -301,6 +301,7 @@ class TrainConfig:
         self._check_schedule()
         self._check_layer_drop()
         self._check_distillation()
+        self._check_sharding()
         self._check_sharded_save()
         check(not (self.saving.interval_updates and self.validation.is_off and self.validation.patience != -1),
               "--patience needs validation; leave out --disable-validation.")
@@ -321,9 +322,14 @@ class TrainConfig:
         draws = self.optimization.layer_drop_draws
         check(draws in (None, BY_SENTENCE) or any(stack.layer_drop_p for stack in (self.model.encoder, self.model.decoder)),
               "--layerdrop-draws has no effect without --encoder-layerdrop or --decoder-layerdrop. Add one, or leave it out.")
-        check(not (draws == BY_BATCH and self.ranks.is_sharded and self.ranks.reshards),
-              "--layerdrop-draws batch lets ranks run different layers at the same time, and with --fsdp they hold each "
-              "other's weights: leave one of them out.")
+        check(not (draws == BY_BATCH and (self.ranks.reshards or self.ranks.fsdp_size is not None)),
+              "--layerdrop-draws batch lets ranks run different layers at the same time, and where --fsdp gives weights back "
+              "they hold each other's. Leave out --reshard-after-forward and --fsdp-size.")
+
+    def _check_sharding(self) -> None:
+        check(not (self.model.mixing.reads_layers and (self.ranks.reshards or self.ranks.fsdp_size is not None)),
+              f"{self.model.mixing.spelled} reads a layer's weights before the layer runs, and where --fsdp gives weights back "
+              "they are not there. Leave out --reshard-after-forward and --fsdp-size.")
 
     def _check_distillation(self) -> None:
         if self.distillation.teacher is not None:
@@ -337,6 +343,11 @@ class TrainConfig:
         owner = known_figures()[metric].task
         check(not owner or metric in self.kind.figures,
               f"--best-checkpoint-metric {metric} is not measured by this run: it is a figure of --task {owner}.")
+
+    @property
+    def may_reshard(self) -> bool:
+        """Whether --fsdp can give weights back: not where others than a layer's own pass on all ranks read them."""
+        return not (self.model.mixing.reads_layers or self.optimization.layer_drop_draws == BY_BATCH)
 
     @property
     def task(self) -> str:

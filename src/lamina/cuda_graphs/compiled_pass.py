@@ -12,7 +12,7 @@ from lamina.cuda_graphs.recorder import reason_of
 from lamina.cuda_graphs.static_batches import RecurringShapes
 from lamina.data.batching import AnyBatch
 from lamina.models.contract import Model
-from lamina.nn.compiling import compiled, parts_to_compile, replaced
+from lamina.nn.compiling import compiled, kind_of, parts_to_compile, replaced
 from lamina.nn.dropout import counted_draws
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 
@@ -21,8 +21,8 @@ class CompiledPasses:
     """Calls `forward_backward`, with compiled layers for batches of a shape that comes again.
 
     Layers alone are compiled, each in one piece, and not what calls them: FSDP gathers a layer's weights before that, and
-    scatters its gradients after. So ranks that compile and ranks that do not send the same. Where the compiler fails a layer
-    runs eagerly, in the middle of a pass too: the others may already wait for this rank.
+    scatters its gradients after. So ranks that compile and ranks that do not send the same. Where the compiler fails, layers of
+    that kind run eagerly, in the middle of a pass too: the others may already wait for this rank.
     """
 
     def __init__(self, model: Model, forward_backward: Callable[..., None], note: Callable[[str], None],
@@ -30,10 +30,15 @@ class CompiledPasses:
         self.forward_backward = forward_backward
         self.note = note
         self.skip_time = skip_time
-        self.is_on = True
+        self._left_out: set[str] = set()  # kinds of parts that do not compile
         self._recurring = RecurringShapes()
         self._compiled: set[Any] = set()  # shapes
-        self._parts: dict[nn.Module, Any] = {part: self.or_eager(part.forward) for part in parts_to_compile(model)}
+        self._parts: dict[nn.Module, Any] = {part: self.or_eager(part.forward, kind_of(part))
+                                             for part in parts_to_compile(model)}
+
+    @property
+    def is_on(self) -> bool:
+        return not {kind_of(part) for part in self._parts} <= self._left_out
 
     def __call__(self, batch: AnyBatch, active: ActiveLayers = ALL_LAYERS, *, is_filler: bool = False) -> None:
         shape = self._recurring(batch) if self.is_on else None
@@ -51,19 +56,19 @@ class CompiledPasses:
             self.note(f"compiled layers for batches of this shape, in {seconds:.1f} s")
             self.skip_time(seconds)
 
-    def or_eager(self, eager: Callable[..., Any]) -> Callable[..., Any]:
-        """The function compiled, as long as the compiler works."""
+    def or_eager(self, eager: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        """The function compiled, as long as the compiler works for this kind."""
         from torch._dynamo.exc import TorchDynamoException
 
         fast = compiled(eager)
 
         def run(*arguments: Any) -> Any:
-            if self.is_on:
+            if kind not in self._left_out:
                 try:
                     return fast(*arguments)
                 except TorchDynamoException as error:
-                    self.is_on = False
-                    self.note(f"--compile is off, since it failed: {reason_of(error)}")
+                    self._left_out.add(kind)
+                    self.note(f"--compile is off for {kind}, since it failed: {reason_of(error)}")
             return eager(*arguments)
 
         return run

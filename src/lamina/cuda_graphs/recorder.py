@@ -7,13 +7,16 @@ asks of a layer.
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 
+from lamina.errors import LaminaError
 from lamina.garbage import no_garbage_collection
 from lamina.nn.compiling import is_strict
 
@@ -26,10 +29,14 @@ T = TypeVar("T")
 
 
 def reason_of(error: Exception) -> str:
-    """In one line; the error itself in strict mode. Memory that ran out is no fault of what was captured."""
+    """In one line, with its place; the error itself in strict mode. Memory that ran out is no fault of what was captured."""
     if is_strict() and not isinstance(error, torch.OutOfMemoryError):
         raise error
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, LaminaError | torch.OutOfMemoryError) or not frames:
+        return reason
+    return f"{reason} ({type(error).__name__} in {frames[-1].name}, {Path(frames[-1].filename).name}:{frames[-1].lineno})"
 
 
 class Captured(Generic[T]):

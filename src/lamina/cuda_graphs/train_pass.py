@@ -18,7 +18,7 @@ from lamina.data.flat_texts import room_for_count
 from lamina.distributed.weights import FlatWeights
 from lamina.errors import LaminaError
 from lamina.models.contract import Model
-from lamina.nn.compiling import compiled_parts, replaced
+from lamina.nn.compiling import compiled_parts, kind_of, replaced
 from lamina.nn.dropout import counted_draws
 from lamina.nn.stack import ALL_LAYERS, ActiveLayers
 
@@ -27,6 +27,7 @@ ForwardBackward = Callable[..., None]
 Sizes = tuple[int, ...]  # that the host alone knows of a batch (VocabularyHead.host_sizes)
 
 MISSES_TOLD, SHARE_TOLD = 50, 0.1
+LOSS = "the loss"  # beside the kinds of parts
 COST_OF_EAGER = "Small batches take up to eight times as long (docs/performance.md)"
 
 
@@ -49,6 +50,7 @@ class CapturedPasses:
         self.is_compiled = is_compiled
         self._batches = StaticBatches()
         self._parts: dict[nn.Module, Any] = compiled_parts(model) if is_compiled else {}
+        self._left_out: set[str] = set()  # kinds of parts that do not compile
         self._passes: dict[Any, _CapturedPass] = {}
         self._num_found = self._num_missed = 0  # batches, and those of shapes that did not recur
         self._has_told = False
@@ -108,6 +110,21 @@ class CapturedPasses:
         started = time.perf_counter()
         if self.is_compiled:
             self.note("compiling and capturing updates: half a minute the first time, seconds when they are known")
+        capture = partial(self._failure, key, batch, room)
+        failure = capture()
+        if failure is not None and self.is_compiled:
+            failure = self._compile_less(failure, capture)
+        if failure is not None:
+            self.recorder.is_on = False
+            self._turn_off(failure)
+            return False
+        seconds = time.perf_counter() - started
+        self.note(f"captured updates for batches of this shape, in {seconds:.1f} s")
+        self.skip_time(seconds)
+        return True
+
+    def _failure(self, key: Any, batch: AnyBatch, room: Sizes) -> str | None:
+        """Why a pass could not be captured; None: it is."""
         try:
             run = partial(self._pass, batch, room)
             self.recorder.warm_up(run)
@@ -119,18 +136,22 @@ class CapturedPasses:
             raise
         except Exception as error:
             # Whatever a compiler or a driver says: an eager update is slower, and as right.
-            reason = reason_of(error)
-            if self.is_compiled:
-                self.note(f"--compile is off, since it failed: {reason}")
-                self.is_compiled, self._parts = False, {}
-                return self._capture(key, batch, room)
-            self.recorder.is_on = False
-            self._turn_off(reason)
-            return False
-        seconds = time.perf_counter() - started
-        self.note(f"captured updates for batches of this shape, in {seconds:.1f} s")
-        self.skip_time(seconds)
-        return True
+            return reason_of(error)
+        return None
+
+    def _compile_less(self, failure: str, capture: Callable[[], str | None]) -> str | None:
+        """Without one kind of part, if that is enough; otherwise nothing is compiled any more."""
+        for kind in dict.fromkeys([*map(kind_of, self._parts), LOSS]):
+            if kind in self._left_out:
+                continue
+            self._left_out.add(kind)
+            if capture() is None:
+                self.note(f"--compile is off for {kind}, since it failed: {failure}")
+                return None
+            self._left_out.remove(kind)
+        self.note(f"--compile is off, since it failed: {failure}")
+        self.is_compiled = False
+        return capture()
 
     def _tell_of_misses(self) -> None:
         if self._has_told or self._num_missed < MISSES_TOLD or self._num_missed < SHARE_TOLD * self._num_found:
@@ -148,8 +169,9 @@ class CapturedPasses:
         self.note(f"--cuda-graphs is off, since it failed: {reason}. {COST_OF_EAGER}")
 
     def _pass(self, batch: AnyBatch, room: Sizes) -> None:
-        with self.weights.gathering(), replaced(self._parts), counted_draws(), self.model.head.with_room(room):
-            self.forward_backward(batch, is_compiled=self.is_compiled)
+        parts = {part: run for part, run in self._parts.items() if self.is_compiled and kind_of(part) not in self._left_out}
+        with self.weights.gathering(), replaced(parts), counted_draws(), self.model.head.with_room(room):
+            self.forward_backward(batch, is_compiled=self.is_compiled and LOSS not in self._left_out)
 
 
 def room_for(sizes: Sizes, least: Sizes = ()) -> Sizes:

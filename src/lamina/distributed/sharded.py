@@ -27,7 +27,7 @@ class ShardedWeights(RowsOfWeights):
     """Weights whose rows are all that a rank has, but while a layer runs."""
 
     needs_fillers = True  # a rank that does not run a layer does not hand out its rows of it either
-    why_uncaptured = "--fsdp gathers weights in the middle of a pass"
+    why_uncaptured = "--fsdp gathers weights in the middle of a pass where it reshards"
     is_half = False  # torch rounds what it gathers; what a rank keeps, gradients too, is float32
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, ranks: Ranks, first: Iterable[tuple[str, Tensor]] = (),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from threading import Thread
 from typing import Any
 
 import torch
@@ -21,6 +22,22 @@ warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores .* availab
 
 def is_strict() -> bool:
     return os.environ.get(STRICT, "0") not in ("", "0")
+
+
+def prepare_compiler() -> Thread:
+    """In another thread, while a run is opened: a digest of Triton's files, which it makes once per process to find what it has
+    compiled before. Half a gigabyte takes a third of a second, during which Python continues.
+    """
+    thread = Thread(target=_digest_triton, name="digest of the compiler")
+    thread.start()
+    return thread
+
+
+def _digest_triton() -> None:
+    with suppress(Exception):  # no Triton, or one that does it elsewhere: then it does it later
+        from triton.runtime.cache import triton_key
+
+        triton_key()  # which Triton keeps
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,13 +57,23 @@ def _options() -> dict[str, Any]:
 
 
 def parts_to_compile(model: nn.Module) -> list[Any]:
-    """A model's layers and embeddings."""
+    """A model's layers and embeddings, and what mixes layers."""
     return [part for part in model.modules() if getattr(part, "is_compiled_whole", False)]
+
+
+def kind_of(part: nn.Module) -> str:
+    """What parts share that run the same code: they compile together, or not at all."""
+    return type(part).__name__
 
 
 def compiled_parts(model: nn.Module) -> dict[nn.Module, Any]:
     """What to run instead of them; the compiler works when it is first run."""
     return {part: compiled(part.forward) for part in parts_to_compile(model)}
+
+
+def is_replaced(part: nn.Module) -> bool:
+    """Whether it runs another function than its own now, a compiled one as a rule."""
+    return "forward" in vars(part)
 
 
 @contextmanager

@@ -10,22 +10,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from lamina.nn.compiling import is_replaced
 from lamina.nn.dropout import dropout
 from lamina.nn.mixing import INPUT, OUTPUT, DepthWeights, StackMixing, layer_name, recomputed
 
 EPSILON = 1e-6  # of the RMS norm of keys
 
 
+
+class Attended(NamedTuple):
+    """What S queries make of the sources so far."""
+
+    mixes: tuple[Tensor, ...]  # S times (B, T, D)
+    normalisers: tuple[Tensor, ...]  # S times (B, T, 1), float32: the logarithm of that softmax's denominator
+
+
 class AttendedStream(NamedTuple):
     """What the sub-layers of a layer read, and what it has put out so far."""
 
-    prior: Tensor  # (S, B, T, D): of what is below the layer, the mix that each sub-layer reads
-    normaliser: Tensor  # (S, B, T, 1), float32: the logarithm of that softmax's denominator
+    prior: Attended  # of what is below the layer, by sub-layer
     inner: tuple[Tensor, ...]  # outputs of the layer's own sub-layers; in the block form, the sum of the block so far
 
 
@@ -52,9 +62,9 @@ class AttendedResidual(nn.Module):
         nn.init.zeros_(self.query)
 
     def forward(self, x: AttendedStream, branch: Callable[[Tensor], Tensor], layer_input: Any = None) -> AttendedStream:
-        h = x.prior[self.number]
+        h = x.prior.mixes[self.number]
         if x.inner:
-            logits = [x.normaliser[self.number], *(scores(source, self.query[None]) for source in x.inner)]
+            logits = [x.prior.normalisers[self.number], *(scores(source, self.query[None]) for source in x.inner)]
             shares = torch.cat(logits, dim=-1).softmax(dim=-1)  # (B, T, 1 + inner)
             if self.is_watched:
                 self.shares = shares
@@ -63,38 +73,79 @@ class AttendedResidual(nn.Module):
             for number, source in enumerate(x.inner, start=1):
                 h = torch.addcmul(h, shares[..., number : number + 1], source)
         elif self.is_watched:
-            self.shares = torch.ones_like(x.normaliser[self.number])
+            self.shares = torch.ones_like(x.prior.normalisers[self.number])
         output = dropout(branch(self.norm(h)), self.dropout_p, self.training)
         inner = (x.inner[0] + output if x.inner else output,) if self.is_block else (*x.inner, output)
-        return x._replace(inner=inner)
+        return AttendedStream(x.prior, inner)  # torch 2.11 compiles x._replace to a tuple without fields
 
 
-def scores(source: Tensor, queries: Tensor) -> Tensor:
-    """Of one source by several queries. source: (B, T, D), queries: (S, D) -> (B, T, S), float32"""
-    rms = (source.float().square().mean(dim=-1, keepdim=True) + EPSILON).rsqrt()
-    return (source @ queries.t()).float() * rms
+def scores(sources: Tensor, queries: Tensor) -> Tensor:
+    """Of sources by several queries. sources: (.., D), queries: (S, D) -> (.., S), float32"""
+    rms = (sources.float().square().mean(dim=-1, keepdim=True) + EPSILON).rsqrt()
+    if torch.compiler.is_compiling():  # a sum is joined to what stands around it, and a matrix product is not
+        return (sources.float()[..., None, :] * queries.float()).sum(dim=-1) * rms
+    return (sources @ queries.t()).float() * rms
 
 
-def attend(queries: Tensor, *sources: Tensor) -> tuple[Tensor, Tensor]:
-    """queries: (S, D), sources: N times (B, T, D) -> the mixes (S, B, T, D) and their normalisers (S, B, T, 1)"""
-    logits = torch.stack([scores(source, queries) for source in sources], dim=-1)  # (B, T, S, N)
-    normaliser = logits.logsumexp(dim=-1, keepdim=True)
-    shares = (logits - normaliser).exp()
-    mixed = shares.to(sources[0].dtype) @ torch.stack(sources, dim=-2)  # (B, T, S, D)
-    return mixed.movedim(-2, 0), normaliser.movedim(-2, 0)
+class DepthAttention(nn.Module):
+    """A softmax over sources, by token, for several queries."""
+
+    is_compiled_whole = True
+
+    def over(self, queries: Sequence[Tensor], groups: Sequence[tuple[Tensor, ...]]) -> Attended:
+        """Compiled, group by group: groups are alike, so that a deep stack compiles no more code than a shallow one."""
+        if not is_replaced(self):
+            attended: Attended = recomputed(attend, queries, *chain.from_iterable(groups))
+            return attended
+        so_far = None
+        for group in groups:
+            so_far = self(tuple(queries), so_far, *group)
+        assert so_far is not None, "there is a source"
+        return so_far
+
+    def forward(self, queries: tuple[Tensor, ...], so_far: Attended | None, *sources: Tensor) -> Attended:
+        """Over these sources and those that `so_far` was made of, in many small steps, which a compiler makes one kernel of.
+
+        queries: S times (D,), sources: N times (B, T, D)
+        """
+        wide = [source.float() for source in sources]
+        rms = [(source.square().mean(dim=-1, keepdim=True) + EPSILON).rsqrt() for source in wide]
+        mixes, normalisers = [], []
+        for number, query in enumerate(queries):
+            values = wide
+            logits = [(source * query.float()).sum(dim=-1, keepdim=True) * own for source, own in zip(wide, rms, strict=True)]
+            if so_far is not None:
+                values, logits = [*values, so_far.mixes[number].float()], [*logits, so_far.normalisers[number]]
+            highest = reduce(torch.maximum, logits).detach()
+            powers = [(logit - highest).exp() for logit in logits]
+            total = reduce(torch.add, powers)
+            mix = reduce(torch.add, (power / total * value for power, value in zip(powers, values, strict=True)))
+            mixes.append(mix.to(sources[0].dtype))
+            normalisers.append(highest + total.log())
+        return Attended(tuple(mixes), tuple(normalisers))
+
+
+def attend(queries: Sequence[Tensor], *sources: Tensor) -> Attended:
+    """All at once in few calls, for eager passes."""
+    values = torch.stack(sources, dim=-2)  # (B, T, N, D)
+    logits = scores(values, torch.stack(tuple(queries)))  # (B, T, N, S)
+    normaliser = logits.logsumexp(dim=-2, keepdim=True)
+    shares = (logits - normaliser).exp().to(values.dtype)
+    mixed = shares.transpose(-2, -1) @ values  # (B, T, S, D)
+    return Attended(mixed.unbind(dim=-2), normaliser.unbind(dim=-1))
 
 
 @dataclass
 class _Kept:
-    sources: list[Tensor]
+    groups: list[tuple[Tensor, ...]]  # of sources: the input, and what a layer has put out or a block summed up
     names: list[str]
     partial: Tensor | None = None  # of the block that is under way
     block: int = 0
     watched: tuple[Any, Tensor] | None = None  # for analyses: the layer that runs, and the shares of its prior, (B, T, S, N)
 
     @property
-    def all_sources(self) -> list[Tensor]:
-        return [*self.sources, *([] if self.partial is None else [self.partial])]
+    def all_groups(self) -> list[tuple[Tensor, ...]]:
+        return [*self.groups, *([] if self.partial is None else [(self.partial,)])]
 
     @property
     def partial_name(self) -> str:
@@ -113,6 +164,7 @@ class AttentionResiduals(StackMixing):
         super().__init__()
         self.blocks = None if blocks is None else tuple(blocks)
         self.query = nn.Parameter(torch.empty(dim)) if has_output else None
+        self.attention = DepthAttention()
         self._is_token: Callable[[], Tensor] | None = None
         self._seen: dict[str, dict[str, list[Tensor]]] = {}  # by reader and column, shares of tokens
 
@@ -121,18 +173,17 @@ class AttentionResiduals(StackMixing):
             nn.init.zeros_(self.query)
 
     def begin(self, x: Tensor) -> _Kept:
-        return _Kept([x], [INPUT])
+        return _Kept([(x,)], [INPUT])
 
     def read(self, kept: _Kept, layer: Any, index: int) -> AttendedStream:
         if self.blocks is not None and kept.partial is not None and self.blocks[index] != kept.block:
             kept.names.append(kept.partial_name)
-            kept.sources.append(kept.partial)
+            kept.groups.append((kept.partial,))
             kept.partial = None
-        queries = torch.stack([residual.query for residual in residuals_of(layer)])
+        queries: list[Tensor] = [residual.query for residual in residuals_of(layer)]
         if self._is_token is not None:
-            kept.watched = layer, shares_of(queries, *kept.sources)
-        prior, normaliser = recomputed(attend, queries, *kept.sources)
-        return AttendedStream(prior, normaliser, () if kept.partial is None else (kept.partial,))
+            kept.watched = layer, shares_of(torch.stack(queries), *chain.from_iterable(kept.groups))
+        return AttendedStream(self.attention.over(queries, kept.groups), () if kept.partial is None else (kept.partial,))
 
     def note(self, kept: _Kept, index: int, output: AttendedStream) -> None:
         if self.blocks is not None:
@@ -146,7 +197,7 @@ class AttentionResiduals(StackMixing):
                 shares = torch.cat((residual.shares[..., :1] * below[..., number, :], residual.shares[..., 1:]), dim=-1)
                 self._see(f"{layer_name(index + 1)}.{number + 1}", [*kept.names, *inner], shares)
         if self.blocks is None:
-            kept.sources.extend(output.inner)
+            kept.groups.append(output.inner)
             kept.names.extend(names)
         else:
             (kept.partial,) = output.inner
@@ -156,17 +207,15 @@ class AttentionResiduals(StackMixing):
 
     def state(self, kept: _Kept) -> Tensor:
         """The sum of all outputs, as a Pre-LN stream is."""
-        return torch.stack(kept.all_sources).sum(dim=0)
+        return torch.stack(list(chain.from_iterable(kept.all_groups))).sum(dim=0)
 
     def final(self, kept: _Kept, num_layers: int) -> Tensor:
         if self.query is None:
-            return kept.sources[0]  # it is not read
-        sources = kept.all_sources
+            return kept.groups[0][0]  # it is not read
         if self._is_token is not None:
             names = [*kept.names, *([] if kept.partial is None else [kept.partial_name])]
-            self._see(OUTPUT, names, shares_of(self.query[None], *sources)[..., 0, :])
-        mixed: Tensor = recomputed(attend, self.query[None], *sources)[0][0]
-        return mixed
+            self._see(OUTPUT, names, shares_of(self.query[None], *chain.from_iterable(kept.all_groups))[..., 0, :])
+        return self.attention.over([self.query], kept.all_groups).mixes[0]
 
     # -- for analyses
 

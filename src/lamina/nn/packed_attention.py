@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from shutil import which
+from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +52,8 @@ FLOAT32_TILES: dict[str, dict[int, Tiles]] = {
     "backward_query": {128: Tiles(32, 32, 4), 256: Tiles(32, 16, 4), 2**16: Tiles(16, 16, 8)},
     "backward_memory": {128: Tiles(32, 32, 4), 256: Tiles(16, 32, 4), 2**16: Tiles(16, 16, 8)},
 }
+# Kernels that a thread compiles, by what they are for: device, type, channels of a head, is_causal, has_dropout.
+_AHEAD: dict[tuple[Any, ...], Thread] = {}
 FLOAT32_STAGES = 2  # tiles of keys that are on their way at once; torch's default of 3 would not fit
 
 
@@ -88,7 +92,9 @@ def packed_attention(query: Tensor, memory: Tensor | None, query_sentences: Tens
 @packed_attention.register_fake
 def _(query: Tensor, memory: Tensor | None, query_sentences: Tensor, query_bounds: Tensor, key_sentences: Tensor,
       key_bounds: Tensor, num_heads: int, is_causal: bool, dropout_p: float) -> tuple[Tensor, Tensor, Tensor]:
-    return (query.new_empty(len(query), query.size(1) // (3 if memory is None else 1)),
+    width = query.size(1) // (3 if memory is None else 1)
+    compile_ahead(query.device, query.dtype, width // num_heads, is_causal=is_causal, has_dropout=dropout_p > 0)
+    return (query.new_empty(len(query), width),
             query.new_empty(num_heads, len(query), dtype=torch.float32), query.new_empty(1, dtype=torch.int64))
 
 
@@ -158,8 +164,9 @@ def _has_kernels(device: torch.device, dtype: torch.dtype, channels: int, is_cau
     """Otherwise plain operations of torch do the same, with a mask over all pairs of tokens."""
     if device.type != "cuda" or not HAS_TRITON or channels > WIDEST_OF_TILES or dtype == torch.float64:
         return False
-    if dtype == torch.float32 and (reason := _failure_in_float32(device, channels, is_causal, dropout_p > 0,
-                                                                 precision_of_products())):
+    if (thread := _AHEAD.get((device, dtype, channels, is_causal, dropout_p > 0))) is not None:
+        thread.join()
+    if dtype == torch.float32 and (reason := _failure(device, dtype, channels, is_causal, dropout_p > 0)):
         warnings.warn("attention over packed rows goes without its kernels for float32, which takes several times as long: "
                       f"{reason}", stacklevel=2)
         return False
@@ -172,22 +179,45 @@ def why_no_float32(device: torch.device, channels: int, *, has_dropout: bool) ->
         return "they need Triton and a C compiler (gcc, clang or what CC names)"
     if channels > WIDEST_OF_TILES:
         return f"they are made for heads of up to {WIDEST_OF_TILES} channels, and the model's have {channels}"
-    return _failure_in_float32(device, channels, True, has_dropout, precision_of_products())
+    return _failure(device, torch.float32, channels, True, has_dropout)
+
+
+def compile_ahead(device: torch.device, dtype: torch.dtype, channels: int, *, is_causal: bool, has_dropout: bool) -> None:
+    """In another thread: the kernels are ready when torch.compile, which asks for shapes alone, is done with what is around
+    them. Their compiler is no Python for most of its time, so both work at once.
+    """
+    use = (device, dtype, channels, is_causal, has_dropout)
+    if device.type != "cuda" or not HAS_TRITON or channels > WIDEST_OF_TILES or dtype.itemsize != 2 or use in _AHEAD:
+        return
+    _AHEAD[use] = Thread(target=_compile, args=use, name="attention kernels")
+    _AHEAD[use].start()
+
+
+def _compile(device: torch.device, *use: Any) -> None:
+    """What goes wrong here goes wrong again where the kernels are used, and is told there."""
+    with torch.cuda.device(device), suppress(Exception):
+        _failure(device, *use)
+
+
+def _failure(device: torch.device, dtype: torch.dtype, channels: int, is_causal: bool, has_dropout: bool) -> str:
+    """Why the kernels do not work, by trying them on a few numbers; empty if they do."""
+    return _tried(device, dtype, channels, is_causal, has_dropout, precision_of_products())
 
 
 @cache
-def _failure_in_float32(device: torch.device, channels: int, is_causal: bool, has_dropout: bool, precision: str) -> str:
-    """Tiles of float32 may exceed what a GPU has room for: a few numbers show that. Empty if they work."""
+def _tried(device: torch.device, dtype: torch.dtype, channels: int, is_causal: bool, has_dropout: bool, precision: str) -> str:
+    """Tiles of float32, for one, may exceed what a GPU has room for. `precision` is part of what is compiled."""
     from lamina.nn import packed_kernels as kernels
 
+    # As many as Triton takes for any multiple of 16, which the rows of a run are.
     num_tokens, dropout_p = 32, 0.5 if has_dropout else 0.0
-    qkv = torch.zeros(num_tokens, 3 * channels, device=device)
+    qkv = torch.zeros(num_tokens, 3 * channels, device=device, dtype=dtype)
     parts, grads = _parts(qkv, None), _parts(torch.empty_like(qkv), None)
     sentences = torch.ones(num_tokens, dtype=torch.int32, device=device)
     bounds = torch.zeros(2, dtype=torch.int32, device=device)
     bounds[1:].fill_(num_tokens)
     seed = torch.zeros(1, dtype=torch.int64, device=device)
-    out, normaliser = qkv.new_empty(num_tokens, channels), qkv.new_empty(1, num_tokens)
+    out, normaliser = qkv.new_empty(num_tokens, channels), qkv.new_empty(1, num_tokens, dtype=torch.float32)
     num_queries, num_keys, *strides = _sizes(parts)
     size = (num_queries, num_keys, *strides)
     try:

@@ -9,7 +9,8 @@ layer, and whatever it calls, keeps so that this works:
 - It keeps nothing from one call to the next: a replay runs no Python. What changes must be a tensor that is changed in place.
 - It draws random numbers from torch's default generator alone, which replays move on.
 - It is called with positional arguments, the stream first: tensors, and NamedTuples of tensors and numbers. It returns one
-  tensor. With `is_compiled_whole` torch.compile must take its `forward` in one piece.
+  tensor, or what a mixing reads (nn/mixing.py). With `is_compiled_whole` torch.compile must take its `forward` in one piece; no
+  `_replace` of a NamedTuple there, whose fields torch 2.11 loses.
 
 tests/cuda_graphs/test_capture_contract.py checks this for all parts without a GPU; for your own, run a layer inside
 cuda_graphs.capture_contract.NoQuestions. On a GPU, a breach turns CUDA graphs off with a notice; with
@@ -34,8 +35,9 @@ from lamina.nn.feed_forward import FeedForward
 from lamina.nn.layout import AnyLayout, Layout
 from lamina.nn.mixing import Lower, StackMixing, with_lower
 from lamina.nn.recomputing import computed_again
-from lamina.nn.subset import lay_out_part, put, take
-from lamina.packed import Subset
+from lamina.nn.residual import PreNorm
+from lamina.nn.subset import begins_with_norm, lay_out_part, put, put_begun, take, take_and_norm
+from lamina.packed import Places, Subset
 
 
 class StackOutput(NamedTuple):
@@ -84,16 +86,15 @@ class EncoderLayer(nn.Module):
         """
         if kept is None:
             return self._all(x, layout)
-        own = self._all(x if passed is None else take(x, kept.own), lay_out_part(layout, kept.own))
-        return own if passed is None else put(passed, own, kept.own)
+        return _in_part(self._all, self.attn_residual, x, kept.own, passed, lay_out_part(layout, kept.own))
 
-    def _all(self, x: Any, layout: AnyLayout) -> Any:
-        return self._run(x, lambda x, lower: self.attention(x, layout, lower=lower))
+    def _all(self, x: Any, layout: AnyLayout, **known: Tensor) -> Any:
+        return self._run(x, lambda x, lower: self.attention(x, layout, lower=lower), **known)
 
-    def _run(self, x: Any, attend: Callable[[Tensor, Lower | None], Tensor]) -> Any:
+    def _run(self, x: Any, attend: Callable[[Tensor, Lower | None], Tensor], **known: Tensor) -> Any:
         """Tensors, or what the stack's mixing makes of them (nn/mixing.py)."""
         def run(x: Any, lower: Lower | None) -> Any:
-            return self.ffn_residual(self.attn_residual(x, lambda x: attend(x, lower), x), self.ffn, x)
+            return self.ffn_residual(self.attn_residual(x, lambda x: attend(x, lower), x, **known), self.ffn, x)
 
         return with_lower(x, run)
 
@@ -101,8 +102,8 @@ class EncoderLayer(nn.Module):
 class CausalLayer(EncoderLayer):
     """A decoder layer that reads nothing but its own past."""
 
-    def _all(self, x: Any, layout: AnyLayout) -> Any:
-        return self._run(x, lambda x, lower: self.attention.causal(x, layout, lower))
+    def _all(self, x: Any, layout: AnyLayout, **known: Tensor) -> Any:
+        return self._run(x, lambda x, lower: self.attention.causal(x, layout, lower), **known)
 
     def read(self, x: Tensor, past: KeyValues) -> Tensor:
         """The first tokens of each text, which its beams share. x: (B, T, D)"""
@@ -131,27 +132,38 @@ class DecoderLayer(nn.Module):
         """With `kept`, for these sentences alone, as in EncoderLayer; the others' keys and values are not projected."""
         if kept is None:
             return self._all(x, layout, memory, memory_layout)
-        own = self._all(x if passed is None else take(x, kept.own), lay_out_part(layout, kept.own), take(memory, kept.memory),
-                        lay_out_part(memory_layout, kept.memory))
-        return own if passed is None else put(passed, own, kept.own)
+        return _in_part(self._all, self.attn_residual, x, kept.own, passed, lay_out_part(layout, kept.own),
+                        take(memory, kept.memory), lay_out_part(memory_layout, kept.memory))
 
-    def _all(self, x: Any, layout: AnyLayout, memory: Tensor, memory_layout: AnyLayout) -> Any:
+    def _all(self, x: Any, layout: AnyLayout, memory: Tensor, memory_layout: AnyLayout, **known: Tensor) -> Any:
         projected = self.cross_attention.project(memory)
         return self._run(x, lambda x, lower: self.attention.causal(x, layout, lower),
-                         lambda x: self.cross_attention(x, projected, memory_layout, layout))
+                         lambda x: self.cross_attention(x, projected, memory_layout, layout), **known)
 
     def step(self, x: Tensor, cache: LayerCache, turn: Turn, memory_layout: Layout) -> Tensor:
         """The next token of each beam. x: (B, K, D)"""
         return self._run(x, lambda x, lower: self.attention.step(x, cache.past, turn, lower),
                          lambda x: self.cross_attention.step(x, cache.memory, memory_layout))
 
-    def _run(self, x: Any, attend: Callable[[Tensor, Lower | None], Tensor], read: Callable[[Tensor], Tensor]) -> Any:
+    def _run(self, x: Any, attend: Callable[[Tensor, Lower | None], Tensor], read: Callable[[Tensor], Tensor],
+             **known: Tensor) -> Any:
         """Tensors, or what the stack's mixing makes of them (nn/mixing.py)."""
         def run(x: Any, lower: Lower | None) -> Any:
-            attended = self.cross_residual(self.attn_residual(x, lambda x: attend(x, lower), x), read, x)
+            attended = self.cross_residual(self.attn_residual(x, lambda x: attend(x, lower), x, **known), read, x)
             return self.ffn_residual(attended, self.ffn, x)
 
         return with_lower(x, run)
+
+
+def _in_part(run: Callable[..., Any], first: nn.Module, x: Any, places: Places, passed: Tensor | None, *others: Any) -> Any:
+    """run(what `places` take of x, *others), put back among all of `passed`; a Pre-LN layer's first norm comes with taking."""
+    if passed is None:
+        return run(x, *others)
+    norm = first.norm if type(first) is PreNorm else None
+    if type(norm) is nn.LayerNorm and begins_with_norm(x, places, norm):
+        begun = take_and_norm(x, places, norm)
+        return put_begun(begun, run(begun.own, *others, normed=begun.normed), places)
+    return put(passed, run(take(x, places), *others), places)
 
 
 # How to run one layer: call(layer, its index, the stream so far), or for some sentences alone call(.., which, what they pass).

@@ -26,6 +26,7 @@ class AttendOverDepth(Mixing):
 
     set_by_pruning = ("attnres-encoder-blocks", "attnres-decoder-blocks")
     output_weights = ("query",)
+    reads_layers = True
 
     num_blocks: int = flag(0, "blocks of layers inside which outputs are summed up, so that only the sums are attended to: "
                               "less memory and time in deep stacks; 0: none, every output is attended to",

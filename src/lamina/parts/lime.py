@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class LayerIntegratedMemory(Mixing):
     """Each head reads learned mixes of the keys and values of all heads of its own layer and those below."""
 
+    reads_layers = True
+
     spread: float = flag(1.0, "how far the weights of lower layers' heads begin from 0, as a share of the published bound; 0 "
                               "begins as the plain model", name="lime-spread", paper="Gerasimov et al. 2025 §3")
 

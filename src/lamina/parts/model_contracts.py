@@ -285,6 +285,7 @@ class Mixing(ModelPart):
     option = "mixing"
     topic = "Mixing inside a stack"
     output_weights: ClassVar[tuple[str, ...]] = ()  # of the stack's module, those that nobody has where its output is not read
+    reads_layers: ClassVar[bool] = False  # the stack's module reads weights of a layer ahead of it: --fsdp must keep them
 
     def check(self, init: Residual, pre_norm_sides: Sequence[str]) -> None:
         """Raise a ConfigError where it makes no sense with these residuals; these sides have Pre-LN."""

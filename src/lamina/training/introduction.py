@@ -20,7 +20,8 @@ def introduce(run: Run) -> None:
     note(f"model {config.arch}, criterion {run.validator.criterion.name}, device {run.ranks.device}, "
          f"{str(run.dtype).removeprefix('torch.')}")
     num_params = sum(parameter.numel() for parameter in run.model.parameters())
-    note(f"num. model params: {num_params} (num. trained: {num_params})")
+    num_trained = sum(parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad)
+    note(f"num. model params: {num_params} (num. trained: {num_trained})")
     freq = run.feeds.update_freq(epoch)
     note(effective_batch(config, freq, run.ranks.size))
     num_batches = freq * run.ranks.size

@@ -94,6 +94,9 @@ def _remedies(config: TrainConfig) -> list[str]:
                 "effective batch"]
     if not precision.checkpoint_activations:
         remedies.insert(0, "--checkpoint-activations, which computes what it does not keep again")
+    ranks = config.ranks
+    if ranks.is_sharded and ranks.reshards is None and ranks.fsdp_size is None and config.may_reshard:
+        remedies.append("--reshard-after-forward, which keeps no gathered weights")
     if not (precision.fp16 or precision.bf16):
         remedies.append("--bf16")
     return remedies

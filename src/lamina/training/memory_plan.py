@@ -17,12 +17,14 @@ from lamina.parts.contracts import Criterion
 from lamina.training.loss import batch_loss
 
 FLOAT = 4  # bytes
+GIB = 2**30
 
 
-def bytes_of_state(config: TrainConfig, model: nn.Module, dtype: torch.dtype, num_ranks: int,
-                   num_shards: int) -> dict[str, int]:
+def bytes_of_state(config: TrainConfig, model: nn.Module, dtype: torch.dtype, num_ranks: int, num_shards: int, *,
+                   reshards: bool = True) -> dict[str, int]:
     """Weights, gradients and the optimizer's state of one rank, by kind; the largest shard, of sharded ones.
 
+    `reshards`: whether --fsdp does (resharding.py).
     What distributed/weights.py and training/optimizers.py allocate; a test compares them.
     """
     small = dtype.itemsize
@@ -32,7 +34,7 @@ def bytes_of_state(config: TrainConfig, model: nn.Module, dtype: torch.dtype, nu
     rule = config.optimization.optimizer
     moments = sum(torch.Size(own.shape).numel() * len(rule.rule_for(own).buffers)
                   for own in parameters_of(model) if own.name in is_trained)
-    if config.ranks.is_sharded and not config.ranks.reshards and num_ranks > 1:
+    if config.ranks.is_sharded and not reshards:
         share = -(-trained // num_ranks)
         return {"weights": FLOAT * share + small * (trained + frozen), "gradients": FLOAT * share + (FLOAT + small) * trained,
                 "optimizer": FLOAT * -(-moments // num_ranks)}
@@ -55,7 +57,8 @@ def _largest_parts(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters()) - sum(layers) + 2 * max(layers, default=0)
 
 
-def bytes_sent(config: TrainConfig, model: nn.Module, dtype: torch.dtype, num_ranks: int, num_shards: int) -> int:
+def bytes_sent(config: TrainConfig, model: nn.Module, dtype: torch.dtype, num_ranks: int, num_shards: int, *,
+               reshards: bool = True) -> int:
     """By each rank in an update, as rings of ranks do it: what it sends is the same for any number of them, nearly."""
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     everything = sum(parameter.numel() for parameter in model.parameters())
@@ -63,7 +66,7 @@ def bytes_sent(config: TrainConfig, model: nn.Module, dtype: torch.dtype, num_ra
         return 0
     if not config.ranks.is_sharded:
         return _all_reduced(FLOAT * trained, num_ranks)
-    if not config.ranks.reshards:
+    if not reshards:
         return round((FLOAT + dtype.itemsize) * trained * (num_ranks - 1) / num_ranks)
     passes, share = max(config.optimization.update_freq), (num_shards - 1) / num_shards
     gathered = 2 * dtype.itemsize * everything * share  # once forward and once backward

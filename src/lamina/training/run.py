@@ -39,6 +39,7 @@ from lamina.training.packed_runs import is_packed, was_packed
 from lamina.training.profiling import UpdateProfiler
 from lamina.training.progress import Progress
 from lamina.training.report import Reporter
+from lamina.training.resharding import resharding_of_run
 from lamina.training.restore import (
     StartingPoint,
     check_same_start,
@@ -178,14 +179,20 @@ def _shard_writer(config: TrainConfig, ranks: Ranks, run: str, reporter: Reporte
 
 
 def _begin(config: TrainConfig, task: Task, ranks: Ranks, dtype: torch.dtype, start: StartingPoint | None, feeds: Feeds,
-           keeper: Keeper, reporter: Reporter) -> tuple[Any, FlatWeights | None]:
-    """The model; its weights too, where they are sharded before they are whole."""
+           keeper: Keeper, reporter: Reporter) -> tuple[Any, FlatWeights]:
+    """The model and its weights, which may be sharded before they are whole."""
+    reshards = False
     if config.ranks.is_sharded and ranks.talks:
+        reshards, why = resharding_of_run(config, task, dtype, ranks)
+        if why:
+            reporter.note(why)
+    if reshards:
         from lamina.training.sharded_start import sharded_start, starts_in_pieces  # here: it takes a second to import
 
-        if starts_in_pieces(config, ranks, start):
+        if starts_in_pieces(config, start):
             return sharded_start(config, task, ranks, dtype, start, feeds, keeper, reporter)
-    return _model(config, task, ranks, start, feeds, keeper, reporter), None
+    model = _model(config, task, ranks, start, feeds, keeper, reporter)
+    return model, _weights(config, model, dtype, ranks, reporter, reshards=reshards)
 
 
 def _model(config: TrainConfig, task: Task, ranks: Ranks, start: StartingPoint | None, feeds: Feeds, keeper: Keeper,
@@ -212,10 +219,9 @@ def _model(config: TrainConfig, task: Task, ranks: Ranks, start: StartingPoint |
 
 
 def _updater(config: TrainConfig, task: Task, model: Any, dtype: torch.dtype, ranks: Ranks, keeper: Keeper,
-             reporter: Reporter, criterion: Criterion, weights: FlatWeights | None) -> Updater:
+             reporter: Reporter, criterion: Criterion, weights: FlatWeights) -> Updater:
     # Each rank has a memory of its own to run out of.
     tell = reporter.note if ranks.is_first else lambda text: console.notice(f"rank {ranks.rank}: {text}")
-    weights = weights or _weights(config, model, dtype, ranks, reporter)
     precision = config.precision
     if isinstance(criterion, FunctionLoss):  # it may ask the device whatever it likes
         precision = replace(precision, cuda_graphs=False)
@@ -225,7 +231,8 @@ def _updater(config: TrainConfig, task: Task, model: Any, dtype: torch.dtype, ra
     return updater
 
 
-def _weights(config: TrainConfig, model: Any, dtype: torch.dtype, ranks: Ranks, reporter: Reporter) -> FlatWeights:
+def _weights(config: TrainConfig, model: Any, dtype: torch.dtype, ranks: Ranks, reporter: Reporter, *,
+             reshards: bool) -> FlatWeights:
     options = config.ranks
     accumulates = max(config.optimization.update_freq) > 1
     if not ranks.talks:
@@ -233,7 +240,7 @@ def _weights(config: TrainConfig, model: Any, dtype: torch.dtype, ranks: Ranks, 
             reporter.note("--fsdp has no effect on one rank: it holds all weights")
         return FlatWeights(model, dtype, accumulates=accumulates)
     if options.is_sharded:
-        if not options.reshards:
+        if not reshards:
             from lamina.distributed.gathered import GatheredWeights
 
             return GatheredWeights(model, dtype, ranks)

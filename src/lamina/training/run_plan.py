@@ -25,16 +25,15 @@ from lamina.training.feeds import Feeds
 from lamina.training.freezing import freeze_
 from lamina.training.function_loss import criterion_in_force
 from lamina.training.introduction import effective_batch
-from lamina.training.memory_plan import bytes_kept, bytes_of_state, bytes_sent
+from lamina.training.memory_plan import GIB, bytes_kept, bytes_of_state, bytes_sent
 from lamina.training.packed_runs import is_packed, was_packed
 from lamina.training.report import Reporter
+from lamina.training.resharding import memory_of, resharding
 from lamina.training.restore import StartingPoint, pruned_config, restore_weights_, starting_point
 from lamina.training.run import open_task
 from lamina.training.settled import settled
 from lamina.training.tracking import check_package
 from lamina.training.whole_run import is_for_gpu
-
-GIB = 2**30
 
 
 @dataclass
@@ -52,6 +51,8 @@ class RunPlan:
     padding: float | None = None  # the share of it
     memory: dict[str, int] = field(default_factory=dict)  # bytes per rank, by kind
     sent: int | None = None  # bytes, by each rank in an update
+    reshards: bool | None = None  # whether --fsdp does, with several ranks
+    sharding: str = ""  # why, where the run does not say
     reason: str = ""  # why it would not start
 
     def lines(self) -> Iterator[str]:
@@ -62,6 +63,8 @@ class RunPlan:
             yield f"an epoch: {self.batches} batches, {self.updates} updates, {100 * self.padding:.1f} % padding expected"
         if self.parameters is not None:
             yield f"parameters: {self.parameters:,}, of which {self.trained:,} are trained"
+        if self.sharding:
+            yield self.sharding
         if self.memory:
             kinds = ", ".join(f"{kind} {size / GIB:.2f}" for kind, size in self.memory.items())
             yield f"memory per rank, in GiB, estimated: {kinds}; together {sum(self.memory.values()) / GIB:.2f}"
@@ -101,7 +104,7 @@ def plan_of(config: TrainConfig) -> RunPlan:
     if problems:
         plan.reason = problems[0]
     elif device.type == "cuda":
-        plan.reason = _shortage(plan, torch.cuda.get_device_properties(0).total_memory)
+        plan.reason = shortage(plan, config, memory_of(device) or 0)
     return plan
 
 
@@ -131,8 +134,10 @@ def _fill(plan: RunPlan, config: TrainConfig, device: torch.device, dtype: torch
     plan.parameters = sum(parameter.numel() for parameter in model.parameters())
     plan.trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     shards = config.ranks.num_shards(plan.ranks)
-    plan.memory = bytes_of_state(config, model, dtype, plan.ranks, shards)
-    plan.sent = bytes_sent(config, model, dtype, plan.ranks, shards)
+    if config.ranks.is_sharded and plan.ranks > 1:
+        plan.reshards, plan.sharding = resharding(config, model, dtype, plan.ranks, memory_of(device))
+    plan.memory = bytes_of_state(config, model, dtype, plan.ranks, shards, reshards=plan.reshards is not False)
+    plan.sent = bytes_sent(config, model, dtype, plan.ranks, shards, reshards=plan.reshards is not False)
     plan.memory["activations"] = bytes_kept(model.to(dtype), _typical_batch(config, task, feed), criterion,
                                             recomputes=config.precision.checkpoint_activations)
 
@@ -159,12 +164,18 @@ def _check_folder(config: TrainConfig) -> None:
                           "--save-dir, or --no-save to keep nothing.")
 
 
-def _shortage(plan: RunPlan, available: int) -> str:
+def shortage(plan: RunPlan, config: TrainConfig, available: int) -> str:
+    """What does not fit, and what may help that the run does not do yet."""
     needed = sum(plan.memory.values())
     if needed <= available:
         return ""
-    return (f"it needs about {needed / GIB:.1f} GiB of each GPU's {available / GIB:.1f}. Try --fsdp, --checkpoint-activations "
-            "or a smaller --max-tokens with a larger --update-freq.")
+    remedies = [] if config.ranks.is_sharded else ["--fsdp"]
+    if plan.reshards is False and config.may_reshard:
+        remedies.append("--reshard-after-forward")
+    if not config.precision.checkpoint_activations:
+        remedies.append("--checkpoint-activations")
+    remedies.append("a smaller --max-tokens with a larger --update-freq")
+    return f"it needs about {needed / GIB:.1f} GiB of each GPU's {available / GIB:.1f}. Try {' or '.join(remedies)}."
 
 
 @contextmanager

@@ -24,10 +24,9 @@ from lamina.training.report import Reporter
 from lamina.training.restore import StartingPoint, restore_weights_
 
 
-def starts_in_pieces(config: TrainConfig, ranks: Ranks, start: StartingPoint | None) -> bool:
+def starts_in_pieces(config: TrainConfig, start: StartingPoint | None) -> bool:
     """Not where a checkpoint of another run is adapted, or a profile written: those look at whole weights."""
-    return (config.ranks.is_sharded and config.ranks.reshards and ranks.talks and not config.model.init.why_stop()
-            and (start is None or start.is_resumed))
+    return not config.model.init.why_stop() and (start is None or start.is_resumed)
 
 
 def sharded_start(config: TrainConfig, task: Task, ranks: Ranks, dtype: torch.dtype, start: StartingPoint | None, feeds: Feeds,

@@ -12,6 +12,7 @@ import torch
 from lamina.config.train_options import TrainConfig
 from lamina.distributed.agreement import check_agreement
 from lamina.distributed.launch import joined
+from lamina.nn.compiling import prepare_compiler
 from lamina.nn.linear import keep_few_kernels
 from lamina.training.compute_type import products_of_float32
 from lamina.training.events import Callback
@@ -34,6 +35,8 @@ def run_training(config: TrainConfig, callbacks: Sequence[Callback] = (), criter
     """This process's part of it; `after` looks at the run while all ranks are still together."""
     if not is_for_gpu(config):
         keep_few_kernels()
+    elif config.precision.compiles:
+        prepare_compiler()
     with joined(config.ranks, is_on_gpu=is_for_gpu(config)) as ranks, advise_when_short(config), \
             products_of_float32(config.precision):
         check_agreement(config, ranks)
