@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
-import statistics
 import sys
 import tempfile
 import time
@@ -36,8 +35,8 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
 from made_up import made_up_checkpoint, write_folder
-from steps import made_up_batch, seconds_each
-from table import machine, show
+from steps import made_up_batch, medians, seconds_each
+from table import ROUNDS, machine, show
 
 from lamina.api import DTYPES
 from lamina.checkpoint.format import Checkpoint, load_checkpoint
@@ -198,7 +197,7 @@ def decode(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def decode_rows(times: dict[str, list[float]], found: dict[str, list[list[int]]], number: int) -> list[dict[str, Any]]:
     """Each system at each batch size, the median of the rounds; ratios are of the best of one over the best of the other."""
-    seconds = {name: statistics.median(own) for name, own in times.items()}
+    seconds = medians(times)
     best: dict[str, float] = {}
     for name, own in seconds.items():
         kind = kind_of(name)
@@ -213,7 +212,8 @@ def decode_rows(times: dict[str, list[float]], found: dict[str, list[list[int]]]
         rows.append({"system": system, "batch": int(batch_size), "seconds": own, "sentences/s": number / own,
                      "spread": f"{number / max(times[name]):.1f} to {number / min(times[name]):.1f}",
                      "found what the first did": f"{100 * same / number:.0f} %",
-                     "best of ours / best of theirs": best[rival] / best[kind] if own == best[kind] and rival != kind else ""})
+                     "best of ours / best of theirs": best[rival] / best[kind] if own == best[kind] and rival != kind else "",
+                     ROUNDS: {"sentences/s": [number / one for one in times[name]]}})
     return rows
 
 
@@ -278,12 +278,14 @@ def train(options: argparse.Namespace) -> list[dict[str, Any]]:
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), fused=True)
         steps = {"Lamina": partial(our_update, updater, batch),
                  "torch.nn.Transformer": partial(torch_update, model, optimizer, batch, DTYPES[precision])}
-        seconds = seconds_each(steps, options.rounds, warm_up=2)
+        times = seconds_each(steps, options.rounds, warm_up=2)
+        seconds = medians(times)
         sizes = {name: sum(weight.numel() for weight in own.parameters())
                  for name, own in zip(steps, (updater.model, model), strict=True)}
         rows += [{"system": name, "precision": precision, "weights": sizes[name], "ms an update": 1000 * own,
                   "target tokens/s": round(batch.num_target_tokens / own),
-                  "speed, of torch's": seconds["torch.nn.Transformer"] / own} for name, own in seconds.items()]
+                  "speed, of torch's": seconds["torch.nn.Transformer"] / own,
+                  ROUNDS: {"ms an update": [1000 * one for one in times[name]]}} for name, own in seconds.items()]
     return rows
 
 

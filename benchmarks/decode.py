@@ -27,7 +27,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from made_up import made_up_checkpoint, write_folder
-from table import machine, show
+from table import ROUNDS, machine, show
 
 from lamina.checkpoint.format import save_checkpoint
 from lamina.cli import main as run_lamina
@@ -59,7 +59,8 @@ def measure(flags: list[str], rounds: int, *, has_cold: bool) -> dict[str, Any]:
     figures = [generate(flags, is_cold=False) for _ in range(rounds + 1)][1:]  # the first warms up
     sentences, rate, tokens = max(figures, key=lambda figure: figure[1])
     return {"sentences": sentences, **({"cold": max(cold), "cold spread": spread(cold)} if cold else {}), "sentences/s": rate,
-            "spread": spread([own for _, own, _ in figures]), "target tokens/s": round(tokens)}
+            "spread": spread([own for _, own, _ in figures]), "target tokens/s": round(tokens),
+            ROUNDS: {"cold": cold, "sentences/s": [own for _, own, _ in figures]}}
 
 
 def spread(rates: list[float]) -> str:

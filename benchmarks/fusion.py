@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from steps import as_training_takes_it, made_up_batch, seconds_each
-from table import machine, show
+from steps import as_training_takes_it, made_up_batch, medians, seconds_each
+from table import ROUNDS, machine, show
 
 from lamina.api import DTYPES
 from lamina.config.model import ModelConfig
@@ -54,7 +54,7 @@ def models(options: argparse.Namespace, vocabulary_size: int) -> dict[str, torch
     return {name: build_model(configs[name], vocabulary_size, vocabulary_size) for name in chosen}
 
 
-def train_times(options: argparse.Namespace, vocabulary_size: int) -> dict[str, float]:
+def train_times(options: argparse.Namespace, vocabulary_size: int) -> dict[str, list[float]]:
     device = torch.device(options.device)
     batch = as_training_takes_it(made_up_batch(vocabulary_size, options.max_tokens, device))
     optimization = OptimizationConfig(criterion=LabelSmoothedCrossEntropy(smoothing=0.1))
@@ -63,7 +63,7 @@ def train_times(options: argparse.Namespace, vocabulary_size: int) -> dict[str, 
     return seconds_each({name: partial(updater.update, [batch], 1e-4, 1) for name, updater in updaters.items()}, options.rounds)
 
 
-def decode_times(options: argparse.Namespace, vocabulary_size: int) -> dict[str, float]:
+def decode_times(options: argparse.Namespace, vocabulary_size: int) -> dict[str, list[float]]:
     """Every translation is as long as its source: random weights seldom say </s> by themselves."""
     device = torch.device(options.device)
     source = made_up_batch(vocabulary_size, options.batch_size * 16, device).source
@@ -91,9 +91,11 @@ def main() -> None:
     for vocabulary_size in map(int, options.vocabulary.split(",")):
         times = {what: measure(options, vocabulary_size) for what, measure in (("train", train_times), ("decode", decode_times))
                  if options.only in (None, what)}
+        found = {what: medians(own) for what, own in times.items()}
         rows += [{"vocabulary": vocabulary_size, "model": name,
-                  **{key: value for what, own in times.items() for key, value in
-                     ((f"{what} ms", 1000 * own[name]), (f"{what}, of plain", own[name] / own["plain"]))}}
+                  **{key: value for what, own in found.items() for key, value in
+                     ((f"{what} ms", 1000 * own[name]), (f"{what}, of plain", own[name] / own["plain"]))},
+                  ROUNDS: {f"{what} ms": [1000 * seconds for seconds in own[name]] for what, own in times.items()}}
                  for name in next(iter(times.values()))]
     print(f"{machine()}; {options.precision}, {options.max_tokens} tokens a step, beam {options.beam}, batch "
           f"{options.batch_size}")

@@ -23,7 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from in_process import WARM_UP, TrainingInTurns, told
 from made_up import write_folder
-from table import machine, show
+from table import ROUNDS, machine, show
 
 from lamina.threads import settle_threads
 
@@ -65,7 +65,7 @@ def measure(data: str, options: argparse.Namespace, max_tokens: int) -> list[dic
         ratio = statistics.median(own / other for own, other in zip(case.seconds, first.seconds, strict=True))
         rows.append({"max-tokens": max_tokens, "layerdrop": case.rate, "ms/update": 1000 * statistics.median(case.seconds),
                      "ratio": ratio, **({"peak GiB": case.peak} if options.device == "cuda" else {}),
-                     "warm-up s": case.warm_up})
+                     "warm-up s": case.warm_up, ROUNDS: {"ms/update": [1000 * one for one in case.seconds]}})
     return rows
 
 

@@ -19,7 +19,7 @@ def main() -> None:
     first = options.technique[0]
     rows = [{**rounds.label(), "weights": rounds.best.weights, "peak GiB": rounds.best.peak_gib,
              f"memory, of {first}": ratio(lambda own: own.best.peak_gib, rounds, found, technique=first),
-             "target tokens/s": rounds.speed()["target tokens/s"]} for rounds in found]
+             "target tokens/s": rounds.speed()["target tokens/s"], **rounds.every_round()} for rounds in found]
     print(machine())
     show(rows, options.json)
 

@@ -29,6 +29,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from made_up import write_folder
+from table import ROUNDS
 
 ADMIN = ("--init-type", "admin")
 FUSION = ("--surfacefusion", "att", "--sf-mode", "hard", "--sf-gate", "0.8")
@@ -176,6 +177,10 @@ class Rounds:
         best = self.best
         return {"target tokens/s": round(best.tokens / best.seconds), "updates/s": best.updates / best.seconds,
                 "ms/update": 1000 * self.seconds_an_update, **({"spread %": self.spread} if len(self.logs) > 1 else {})}
+
+    def every_round(self) -> dict[str, Any]:
+        return {ROUNDS: {"target tokens/s": [log.tokens / log.seconds for log in self.logs],
+                         "peak GiB": [log.peak_gib for log in self.logs]}}
 
     def costs(self) -> dict[str, Any]:
         """The first warm-up is cold where nothing is cached yet; the last is a later run's."""

@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from made_up import made_up_checkpoint, write_folder
-from table import machine, show
+from table import ROUNDS, machine, show
 
 from lamina.checkpoint.format import save_checkpoint
 from lamina.data.corpus import find_languages, load_dictionaries
@@ -79,7 +79,8 @@ def rows_of(label: dict[str, Any], measure: Callable[[Mapping[str, str]], dict[s
             for state in ["nothing cached", "cached"] if is_cold else [""]:
                 found.setdefault(state, []).append(measure(own))
     return [label | ({"caches": state} if state else {}) | min(own, key=lambda row: row["seconds"])
-            | {"slowest": max(row["seconds"] for row in own)} for state, own in found.items()]
+            | {"slowest": max(row["seconds"] for row in own), ROUNDS: {name: [row[name] for row in own] for name in own[0]}}
+            for state, own in found.items()]
 
 
 def main() -> None:

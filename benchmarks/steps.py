@@ -14,8 +14,8 @@ from lamina.data.packing import PackedShape, Sentences, packed
 from lamina.text.vocabulary import EOS, FIRST_WORD_ID
 
 
-def seconds_each(steps: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 3) -> dict[str, float]:
-    """The median time of each step; on one thread of a CPU its CPU time, to which other jobs on the machine do not add."""
+def seconds_each(steps: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 3) -> dict[str, list[float]]:
+    """Each step's time in each round; on one thread of a CPU its CPU time, to which other jobs on the machine do not add."""
     clock = time.process_time if not torch.cuda.is_available() and torch.get_num_threads() == 1 else time.perf_counter
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(warm_up + rounds):
@@ -26,6 +26,10 @@ def seconds_each(steps: Mapping[str, Callable[[], object]], rounds: int, warm_up
             _wait()
             if number >= warm_up:
                 times[name].append(clock() - started)
+    return times
+
+
+def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(own) for name, own in times.items()}
 
 

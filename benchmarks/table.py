@@ -1,4 +1,4 @@
-"""Rows of figures as one aligned table, and as JSON.
+"""Rows of figures as one aligned table, and as JSON, which also has the figures of every round (`rounds`).
 
     python benchmarks/table.py FILE.json ...     # shows again what benchmarks have written
 """
@@ -13,6 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+# Of a row, for JSON alone: figure -> its value in each round, in their order.
+ROUNDS = "rounds"
+
 
 def machine() -> str:
     import torch
@@ -22,7 +25,7 @@ def machine() -> str:
 
 
 def show(rows: list[dict[str, Any]], path: str | None = None) -> None:
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    names = list(dict.fromkeys(name for row in rows for name in row if name != ROUNDS))
     cells = [names, *([_text(row.get(name, "")) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for number, line in enumerate(cells):

@@ -24,7 +24,7 @@ def main() -> None:
     first = options.technique[0]
     rows = [{**rounds.label(), **rounds.speed(),
              f"time, of {first}": ratio(lambda own: own.seconds_an_update, rounds, found, technique=first),
-             **rounds.costs()} for rounds in found]
+             **rounds.costs(), **rounds.every_round()} for rounds in found]
     print(machine())
     show(rows, options.json)
 

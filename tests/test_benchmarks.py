@@ -98,6 +98,9 @@ def test_runs_take_turns(runs, monkeypatch, tmp_path, capsys):
     found = run_script(monkeypatch, tmp_path, "train", *flags)
     plain, fused = found["rows"]
     assert fused["time, of plain"] == pytest.approx(plain["updates/s"] / fused["updates/s"])
+    first, second = headline_values("fusion", found["rows"])
+    assert first == plain["rounds"]["target tokens/s"][0] / fused["rounds"]["target tokens/s"][0] != second
+    assert len(headline_values("memory", found["rows"][:1])) == len(headline_values("big", found["rows"][:1])) == 2
     assert min(row["spread %"] for row in found["rows"]) >= 0
     told = [line.split(":")[0] for line in capsys.readouterr().err.splitlines() if "target tokens/s" in line]
     assert told == ["tiny 128 tokens fp32 plain", "tiny 128 tokens fp32 fusion"] * 2
@@ -206,12 +209,16 @@ def test_a_processor_beside_others(monkeypatch, tmp_path):
     ours, theirs = rows("train", "--max-tokens", "64", "--vocabulary", "200")
     assert ours["weights"] == theirs["weights"]
     assert ours["speed, of torch's"] == pytest.approx(theirs["ms an update"] / ours["ms an update"])
+    assert headline_values("cpu-update", [ours, theirs]) == [pytest.approx(ours["speed, of torch's"])]
     pytest.importorskip("ctranslate2")
     found = {row["system"]: row for row in rows("decode", "--sentences", "8", "--batch-size", "4", "--beside", "1")}
     assert list(found) == [f"{system} {kind}" for kind in ("fp32", "int8")
                            for system in ("Lamina", "CTranslate2 intra", "CTranslate2 inter")]
     theirs = min(found[f"CTranslate2 {way} int8"]["seconds"] for way in ("intra", "inter"))
     assert found["Lamina int8"]["best of ours / best of theirs"] == pytest.approx(theirs / found["Lamina int8"]["seconds"])
+    assert headline_values("cpu-int8-busy-better", found.values()) == [pytest.approx(theirs / found["Lamina int8"]["seconds"])]
+    assert headline_values("cpu-int8-busy-threads", found.values()) == [
+        pytest.approx(found["CTranslate2 intra int8"]["seconds"] / found["Lamina int8"]["seconds"])]
 
 
 def test_runs_take_turns_captured_and_eager(monkeypatch, tmp_path):
@@ -274,12 +281,97 @@ def test_the_first_update_of_a_folder(monkeypatch, tmp_path):
     rows = startup(monkeypatch, tmp_path, "train", "--lines", "200", "--cold")
     assert [row["caches"] for row in rows] == ["nothing cached", "cached"]
     assert [row["lines"] for row in rows] == [200, 200]
+    assert [headline_values(name, rows) for name in ("train-cold", "train-cached")] == [[row["seconds"]] for row in rows]
     assert all(50 < row["peak RSS MiB"] < 4000 for row in rows)
 
 
 def test_a_translation_from_command_to_exit(monkeypatch, tmp_path):
     (row,) = startup(monkeypatch, tmp_path, "generate", "--sentences", "8")
     assert 0 < row["search s"] < row["seconds"]
+    assert headline_values("generate", [row]) == [row["seconds"]]
+
+
+def test_decoding_cold_and_warm(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    flags = ["--sentences", "8", "--batch-size", "4", "--beam", "1,2", "--rounds", "2", "--precision", "cpu", "--cold"]
+    monkeypatch.setattr(sys, "argv", ["decode.py", *flags, "--json", str(tmp_path / "rows.json")])
+    runpy.run_path(str(FOLDER / "decode.py"), run_name="__main__")
+    first, second = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [first["beam"], second["beam"]] == [1, 2]
+    assert headline_values("search", [first]) == first["rounds"]["cold"]
+    assert headline_values("latency-1", [first, second]) == first["rounds"]["sentences/s"]
+    assert max(first["rounds"]["sentences/s"]) == first["sentences/s"]
+
+
+def test_layerdrop_against_none(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    size = ["--layers", "1", "--width", "16", "--vocabulary", "100", "--max-tokens", "64", "--pairs", "100", "--turn", "1"]
+    monkeypatch.setattr(sys, "argv", ["layerdrop.py", "--device", "cpu", *size, "--rounds", "3", "--json",
+                                      str(tmp_path / "rows.json")])
+    runpy.run_path(str(FOLDER / "layerdrop.py"), run_name="__main__")
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert sorted(headline_values("cpu-layerdrop-0.5", rows))[1] == pytest.approx(rows[2]["ratio"])
+
+
+# -- figures that versions are compared by
+
+def headline_values(name, rows):
+    import headline
+
+    return headline.FIGURES[name].values(list(rows))
+
+
+@pytest.fixture
+def headline(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import headline
+
+    return headline
+
+
+def test_headline_figures_are_kept_and_shown(headline, monkeypatch, tmp_path, capsys):
+    asked = []
+
+    def run(benchmark, rounds):
+        asked.append(benchmark.spelled(rounds))
+        rows = [{"beam": 1, "rounds": {"sentences/s": [200.0, 210.0, 190.0]}},
+                {"beam": 5, "rounds": {"sentences/s": [1700.25, 180.0, 1500.0]}}]
+        return {"machine": "a GPU; torch 2.11", "command": "", "rows": rows}
+
+    monkeypatch.setattr(headline.Benchmark, "run", run)
+    rows = tmp_path / "performance.jsonl"
+    monkeypatch.setattr(sys, "argv", ["headline.py", "latency-1", "latency-5", "--into", str(rows), "--commit", "abc"])
+    headline.main()
+    assert asked == ["python benchmarks/decode.py --arch tiny --batch-size 1 --beam 1,5 --sentences 150 --rounds 3"]
+    assert "latency-5 | 1,500.00 | 180.00 | 1,700.00 | sentences/s" in capsys.readouterr().out
+    first, _second = map(json.loads, rows.read_text().splitlines())
+    assert (first["figure"], first["median"], first["lowest"], first["highest"]) == ("latency-1", 200.0, 190.0, 210.0)
+
+    from speed_page import BEGIN, END, speed_page
+    (tmp_path / "performance.md").write_text(f"above\n{BEGIN}\nolder\n{END}\nbelow\n")
+    monkeypatch.setattr(sys, "argv", ["headline.py", "latency-1", "--into", str(rows), "--commit", "def"])
+    headline.main()
+    page = speed_page(tmp_path)["performance.md"]
+    assert page.startswith("above\n")
+    assert page.endswith("below\n")
+    assert "older" not in page
+    assert "| a GPU; torch 2.11, " in page
+    assert "| the same, beam 5 | 1,500 sentences/s | 180 to 1,700 | 3 |" in page
+    assert page.index("commit abc") > page.index("commit def")
+    assert page.count(headline.FIGURES["latency-1"].what) == 1  # the newest
+
+
+def test_a_row_that_a_benchmark_does_not_have_is_named(headline):
+    with pytest.raises(SystemExit, match=r"0 rows have .*'beam': 5.* and one with rounds of 'sentences/s'"):
+        headline.FIGURES["latency-5"].values([{"beam": 1, "rounds": {"sentences/s": [1.0]}}])
+
+
+def test_unknown_headline_figures_are_refused(headline, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["headline.py", "latency"])
+    with pytest.raises(SystemExit) as ended:
+        headline.main()
+    assert ended.value.code == 2
+    assert "latency: choose from gpu, cpu, generate" in capsys.readouterr().err
 
 
 def test_a_server_under_load(monkeypatch, tmp_path, capsys):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lamina.recipes.recipe_file import find_recipe
 from lamina.recipes.results import PUBLISHED_DATA, RUN, Row, latest, read_rows, section, spread
+from speed_page import speed_page
 
 CURRENT, ARCHIVE = "results.jsonl", "results-archive.jsonl"
 ARCHIVED = """\
@@ -46,7 +47,7 @@ def _recipe_page(name: str, rows: Sequence[Row], before: Sequence[Row], folder: 
 
 def figure_pages(folder: Path) -> dict[str, str]:
     rows = read_rows(folder / CURRENT)
-    return recipe_pages(folder) | {path.name: with_figures(path.read_text(encoding="utf-8"), rows)
+    return recipe_pages(folder) | speed_page(folder) | {path.name: with_figures(path.read_text(encoding="utf-8"), rows)
                                    for path in sorted(folder.glob("*.md")) if MARK in path.read_text(encoding="utf-8")}
 
 
