@@ -94,19 +94,19 @@ def test_the_log_and_the_plan_say_it_and_checkpoints_do_not_depend_on_it(tmp_pat
             torch.testing.assert_close(found.weights[name], weight, rtol=0, atol=1e-6, msg=name)
 
 
-def test_a_plan_says_what_the_run_would_do(tmp_path, monkeypatch, capsys):
+def test_a_plan_says_what_the_run_would_do(tmp_path, capsys):
     data = make_data(tmp_path, num_lines=24)
-    words = ["train", str(data), *TINY_FLAGS, "--cpu", "--fsdp", "--plan", "--distributed-world-size", "8", "--no-save",
-             "--log-format", "json"]
+    words = ["train", str(data), *TINY_FLAGS, "--fsdp", "--plan", "--distributed-world-size", "8", "--no-save", "--log-format",
+             "json"]
     told = []
     capsys.readouterr()
-    for memory in (2**50, None):
-        monkeypatch.setattr(run_plan, "memory_of", lambda device, memory=memory: memory)
-        assert main(words) == 0
+    for flags in (("--plan-memory", "80"), ("--plan-memory", "0.0001"), ("--cpu",)):
+        assert main([*words, *flags]) == 0
         told.append(json.loads(capsys.readouterr().out))
-    keeps, gives_back = told
+    keeps, gives_back, without = told
     assert keeps["sharding"].startswith(KEEPS)
     assert gives_back["sharding"].startswith(GIVES_BACK)
+    assert "without a GPU" in without["sharding"]
     assert keeps["memory"]["gradients"] > gives_back["memory"]["gradients"]
     assert keeps["sent"] < gives_back["sent"]
 

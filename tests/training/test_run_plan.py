@@ -128,6 +128,46 @@ def test_a_plan_for_more_ranks_than_there_are(data, tmp_path, capsys):
     assert found["sent"] > 0
 
 
+def gpu_plan(data, capsys, *flags):
+    capsys.readouterr()
+    assert main(["train", str(data), *TINY_FLAGS, "--plan", "--plan-memory", "0.0001", "--log-format", "json", *flags]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_plan_for_gpus_that_are_not_here(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    folder = ("--save-dir", str(tmp_path / "run"))
+    here = plan(data, tmp_path, capsys)
+    found = gpu_plan(data, capsys, *folder)
+    assert (found["device"], found["precision"], found["ranks"]) == ("GPU of 0.0001 GiB", "bfloat16", 1)
+    assert found["batches"] < here["batches"]  # packed
+    assert found["memory"]["weights"] == pytest.approx(1.5 * here["memory"]["weights"], rel=0.01)
+    assert gpu_plan(data, capsys, *folder, "--fp32")["memory"]["weights"] == here["memory"]["weights"]
+    assert gpu_plan(data, capsys, *folder, "--fp16")["precision"] == "float16"
+    padded = gpu_plan(data, capsys, *folder, "--no-pack", "--batch-order", "length")
+    assert padded["batches"] == plan(data, tmp_path, capsys, "--batch-order", "length")["batches"]
+
+
+def test_what_does_not_fit_into_gpus_that_are_not_here(data, tmp_path, capsys):
+    folder = ("--save-dir", str(tmp_path / "run"))
+    assert "GiB of each GPU's 0.0. Try --checkpoint-activations" in gpu_plan(data, capsys, *folder)["reason"]
+    many = gpu_plan(data, capsys, *folder, "--distributed-world-size", "8")
+    assert "Try --fsdp or --checkpoint-activations" in many["reason"]
+    sharded = gpu_plan(data, capsys, *folder, "--distributed-world-size", "8", "--fsdp")
+    assert sharded["reshards"]
+    assert "of a GPU's 0.0 for weights" in sharded["sharding"]
+    assert gpu_plan(data, capsys, *folder, "--plan-memory", "80")["reason"] == ""
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--plan-memory", "80"], "has no effect without --plan"),
+    (["--plan", "--plan-memory", "0"], "it must be the GiB of a GPU"),
+    (["--plan", "--plan-memory", "nan"], "it must be"), (["--plan", "--plan-memory", "80", "--cpu"], "Leave one of them out")])
+def test_memory_that_nothing_is_planned_for(data, capsys, flags, message):
+    assert main(["train", str(data), *TINY_FLAGS, *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flags", [("--tracker", "trackio", "--init-type", "admin"), ("--fsdp", "--optimizer", "muon"),
                                    ("--checkpoint-activations", "--bf16", "--freeze", "encoder.layers.0")])
 def test_every_kind_of_run_can_be_planned(data, tmp_path, capsys, flags):

@@ -218,6 +218,7 @@ class TrainOptions(TypedDict, total=False):
     pack: bool
     patience: int
     plan: bool
+    plan_memory: float | None
     poly_pow: float
     pooler_activation_fn: str
     pooler_dropout: float

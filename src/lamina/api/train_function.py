@@ -100,7 +100,7 @@ def train(data: Data | str | Path, *, task: str = "translation", criterion: str 
     if not any(name in given for name in _BATCH_LIMITS):
         given["max-tokens"] = MAX_TOKENS
     config = resolve(TrainConfig, given)
-    for name in ("print_config", "plan"):
+    for name in ("print_config", "plan", "plan_memory"):
         if getattr(config, name):
             raise ConfigError(f"{name} is for the command line; lamina.train only trains. Leave it out.")
     if num_to_start(config.ranks, os.environ, 0) > 1:

@@ -13,7 +13,7 @@ def run(config: TrainConfig) -> None:
     if config.print_config:
         import yaml
 
-        left_out = ("print-config", "plan", "config", "user-dir")
+        left_out = ("print-config", "plan", "plan-memory", "config", "user-dir")
         values = {name: value for name, value in flatten(config).items() if name not in left_out}
         yaml.safe_dump(values, sys.stdout, sort_keys=False, allow_unicode=True)
         return

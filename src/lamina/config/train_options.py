@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from lamina.config import joining
@@ -278,6 +279,8 @@ class TrainConfig:
     print_config: bool = flag(False, "print the resolved configuration, in the form of a recipe, and stop")
     plan: bool = flag(False, "print what the run would take and cost, and the first reason why it would not start, and stop: "
                              "parameters, effective batch, memory per rank, bytes sent per update, padding")
+    plan_memory: float | None = flag(None, "with --plan, plan for GPUs with this many GiB of memory each, on a machine that "
+                                           "has others or none: 80 for an H100", metavar="GIB")
     seed: int = flag(1, "fixes the initial weights, the order of the data and dropout")
     data: DataConfig = part(DataConfig)
     model: ModelConfig = part(ModelConfig)
@@ -294,6 +297,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        self._check_plan()
         check(self.batches.is_limited, "a batch needs a limit: give --max-tokens (4096 is a good start) or --batch-size.")
         self.optimization.criterion.check(self.kind, self.model)
         self._check_metric()
@@ -305,6 +309,13 @@ class TrainConfig:
         self._check_sharded_save()
         check(not (self.saving.interval_updates and self.validation.is_off and self.validation.patience != -1),
               "--patience needs validation; leave out --disable-validation.")
+
+    def _check_plan(self) -> None:
+        if self.plan_memory is not None:
+            check(self.plan, "--plan-memory has no effect without --plan. Add it, or leave it out.")
+            check(0.0 < self.plan_memory < math.inf, f"--plan-memory is {self.plan_memory:g}; it must be the GiB of a GPU, "
+                                                     "such as 80.")
+            check(not self.precision.cpu, "--plan-memory is for GPUs, and --cpu trains without. Leave one of them out.")
 
     def _check_sharded_save(self) -> None:
         if self.saving.is_sharded:

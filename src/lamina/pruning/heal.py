@@ -57,7 +57,7 @@ def heal_config(config: PruneConfig, checkpoint: Checkpoint, cut: Checkpoint, fo
         "save-interval-updates": 0, "epoch-checkpoints": False, "last-checkpoints": True, "cpu": config.measure.cpu,
         "distill-from": config.checkpoint if config.heal.teacher_weight else None,
         **({"distill-weight": config.heal.teacher_weight} if config.heal.teacher_weight else {}),
-        "config": None, "print-config": False, "plan": False, **flatten(config.plug_ins),
+        "config": None, "print-config": False, "plan": False, "plan-memory": None, **flatten(config.plug_ins),
     }
     if checkpoint.kind.has(PAIRS):
         changed |= dict(zip(("source-lang", "target-lang"), checkpoint.languages, strict=True))

@@ -22,7 +22,9 @@ def products_of_float32(precision: PrecisionConfig) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def compute_type(precision: PrecisionConfig, device: torch.device, note: Callable[[str], object]) -> torch.dtype:
+def compute_type(precision: PrecisionConfig, device: torch.device, note: Callable[[str], object], *,
+                 has_bf16: bool | None = None) -> torch.dtype:
+    """`has_bf16`: of a GPU that is not here to be asked."""
     if precision.tf32 and device.type == "cpu":
         note("--tf32 has no effect without a GPU: computing in float32")
     if precision.fp16 and device.type == "cpu":
@@ -33,7 +35,8 @@ def compute_type(precision: PrecisionConfig, device: torch.device, note: Callabl
     if device.type == "cpu":
         return torch.bfloat16 if precision.bf16 else torch.float32
     # Not emulated: that would be slower than float32.
-    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    if has_bf16 is None:
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     if precision.bf16 and not has_bf16:
         note("--bf16 is not supported by this GPU: computing in float32; --fp16 would be faster")
         return torch.float32

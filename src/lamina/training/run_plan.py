@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -84,39 +84,58 @@ def show_plan(config: TrainConfig) -> None:
 
 def plan_of(config: TrainConfig) -> RunPlan:
     """Nothing is written, and no weight is ever made: the model stands on the meta device."""
-    plan = RunPlan()
     problems: list[str] = []
-    device = torch.device("cuda" if is_for_gpu(config) else "cpu")
-    plan.device = torch.cuda.get_device_name(0) if device.type == "cuda" else "CPU"
-    plan.ranks = config.ranks.world_size or 1
+    machine = _machine(config)
+    plan = RunPlan(device=machine.name, ranks=config.ranks.world_size or 1)
     with _noting(problems):
-        started = num_to_start(config.ranks, os.environ, torch.cuda.device_count() if device.type == "cuda" else 0)
+        started = num_to_start(config.ranks, os.environ, machine.num_gpus)
         if config.ranks.world_size is None:
             plan.ranks = max(started, find_place(config.ranks, os.environ).size)
     with _noting(problems):
         for tracker in config.log.chosen_trackers:
             check_package(tracker)
         _check_folder(config)
-    dtype = compute_type(config.precision, device, _silent)
+    dtype = compute_type(config.precision, machine.device, _silent, has_bf16=None if machine.is_here else True)
     plan.precision = str(dtype).removeprefix("torch.")
     with _noting(problems):
-        _fill(plan, config, device, dtype, problems)
+        _fill(plan, config, machine, dtype, problems)
     if problems:
         plan.reason = problems[0]
-    elif device.type == "cuda":
-        plan.reason = shortage(plan, config, memory_of(device) or 0)
+    elif machine.memory is not None:
+        plan.reason = shortage(plan, config, machine.memory)
     return plan
 
 
-def _fill(plan: RunPlan, config: TrainConfig, device: torch.device, dtype: torch.dtype, problems: list[str]) -> None:
+class Machine(NamedTuple):
+    """What the run is planned for."""
+
+    device: torch.device
+    name: str
+    num_gpus: int = 0
+    memory: int | None = None  # bytes of each GPU; None: there is none
+    is_here: bool = True
+
+
+def _machine(config: TrainConfig) -> Machine:
+    if config.plan_memory is not None:
+        return Machine(torch.device("cuda"), f"GPU of {config.plan_memory:g} GiB", memory=round(config.plan_memory * GIB),
+                       is_here=False)
+    if not is_for_gpu(config):
+        return Machine(torch.device("cpu"), "CPU")
+    device = torch.device("cuda")
+    return Machine(device, torch.cuda.get_device_name(0), torch.cuda.device_count(), memory_of(device))
+
+
+def _fill(plan: RunPlan, config: TrainConfig, machine: Machine, dtype: torch.dtype, problems: list[str]) -> None:
     reporter = Reporter(replace(config.log, format="none"), ALONE, config.optimization)
     reporter.note = _silent  # type: ignore[method-assign]
-    packs = is_packed(config, dtype, device, _silent)
+    # Of a GPU that is not here, kernels are taken to work.
+    packs = is_packed(config, dtype, machine.device, _silent) if machine.is_here else config.precision.packs
     start: StartingPoint | None = None
     with _noting(problems):
         start = starting_point(config, torch.device("cpu"), _silent, _silent)
     config = pruned_config(config, None if start is None else start.checkpoint, _silent)
-    config = settled(config, start, _silent, was_packed=was_packed(config, dtype, device))
+    config = settled(config, start, _silent, was_packed=was_packed(config, dtype, machine.device))
     criterion = criterion_in_force(config, None, start, _silent)
     task = open_task(config, ALONE, reporter)
     feeds = Feeds(task, config, torch.device("cpu"), _silent, is_packed=packs)
@@ -135,7 +154,7 @@ def _fill(plan: RunPlan, config: TrainConfig, device: torch.device, dtype: torch
     plan.trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     shards = config.ranks.num_shards(plan.ranks)
     if config.ranks.is_sharded and plan.ranks > 1:
-        plan.reshards, plan.sharding = resharding(config, model, dtype, plan.ranks, memory_of(device))
+        plan.reshards, plan.sharding = resharding(config, model, dtype, plan.ranks, machine.memory)
     plan.memory = bytes_of_state(config, model, dtype, plan.ranks, shards, reshards=plan.reshards is not False)
     plan.sent = bytes_sent(config, model, dtype, plan.ranks, shards, reshards=plan.reshards is not False)
     plan.memory["activations"] = bytes_kept(model.to(dtype), _typical_batch(config, task, feed), criterion,
@@ -169,7 +188,7 @@ def shortage(plan: RunPlan, config: TrainConfig, available: int) -> str:
     needed = sum(plan.memory.values())
     if needed <= available:
         return ""
-    remedies = [] if config.ranks.is_sharded else ["--fsdp"]
+    remedies = [] if config.ranks.is_sharded or plan.ranks == 1 else ["--fsdp"]
     if plan.reshards is False and config.may_reshard:
         remedies.append("--reshard-after-forward")
     if not config.precision.checkpoint_activations:
