@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 import torch
@@ -269,6 +270,7 @@ def test_a_callback_that_raises_ends_the_run_and_leaves_checkpoints_alone(data, 
     with pytest.raises(RuntimeError, match="mine") as found:
         train(data, tmp_path, max_update=50, callbacks=[fail])
     assert found.traceback[-1].path.name == "test_train_function.py"
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("saving")]
     assert [signal.getsignal(number) for number in STOPS] == before
     assert last(tmp_path).training["progress"]["updates"] == 3
     train(data, tmp_path, max_update=6)

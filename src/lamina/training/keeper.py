@@ -90,9 +90,17 @@ class Keeper:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None:
-            self.finish()
-            return
+        try:
+            if error is None:
+                self.finish()
+            else:
+                self._give_up()
+        finally:
+            if self._writer is not None:
+                self._writer.shutdown()  # its thread would live on where an error's traceback keeps this run alive
+
+    def _give_up(self) -> None:
+        """What waits is written all the same."""
         if self.shards is not None:
             self.shards.give_up()
         self._wait_until(lambda: not self._is_writing)
