@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +22,12 @@ from lamina.training import whole_run
 from lamina.training.run import Run
 
 
+# Of which the others would fill the first argument, which is memory as it came.
+FILLED_BY_OTHERS = re.compile("gather|scatter|alltoall")
+
+
 class Collectives(TorchDispatchMode):
-    """Those that are called: name and shapes."""
+    """Those that are called: name and shapes. What nobody sends is zero."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,6 +37,9 @@ class Collectives(TorchDispatchMode):
         if function.namespace in ("c10d", "_c10d_functional"):
             shapes = [list(item.shape) for item in tree_flatten(args)[0] if isinstance(item, torch.Tensor)]
             self.calls.append([function._schema.name, *shapes])
+            if FILLED_BY_OTHERS.search(function._schema.name):
+                for item in tree_flatten(args[0])[0]:
+                    item.zero_()
         return function(*args, **(kwargs or {}))
 
 
