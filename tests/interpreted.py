@@ -37,5 +37,20 @@ def _count_by_numbers():
     interpreter._patch_lang_tensor = patch
 
 
+def _mask_by_booleans():
+    """Triton 3.9 computes some conditions of single numbers in integers, calls them booleans, and refuses them as masks."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    def with_boolean(real, place):
+        def run(self, *given):
+            given[place].data = given[place].data.astype(bool)
+            return real(self, *given)
+        return run
+
+    for name, place in (("create_masked_load", 1), ("create_masked_store", 2)):
+        setattr(InterpreterBuilder, name, with_boolean(getattr(InterpreterBuilder, name), place))
+
+
 if IS_INTERPRETED:
     _count_by_numbers()
+    _mask_by_booleans()
