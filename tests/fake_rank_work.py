@@ -21,7 +21,6 @@ from lamina.distributed.ranks import Ranks
 from lamina.training import whole_run
 from lamina.training.run import Run
 
-
 # Of which the others would fill the first argument, which is memory as it came.
 FILLED_BY_OTHERS = re.compile("gather|scatter|alltoall")
 
