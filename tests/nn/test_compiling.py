@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from lamina.nn.attention import SelfAttention
-from lamina.nn.compiling import prepare_compiler
+from lamina.nn.compiling import RECOMPUTED_NORMS, keep_less, prepare_compiler
 from lamina.nn.feed_forward import FeedForward
 from lamina.nn.layout import Layout
-from lamina.nn.residual import Add, PostNorm
+from lamina.nn.residual import Add, PostNorm, PreNorm
 from lamina.nn.stack import EncoderLayer
 
 DIM, ROWS, LENGTH = 16, 2, 7
@@ -49,6 +49,26 @@ def kept(layer, *, is_compiled):
         out = run(x, layout)
     out.square().sum().backward()
     return found, x.grad
+
+
+@pytest.mark.parametrize(("kind", "fewer"), [(PostNorm, 1), (PreNorm, 2)])
+def test_outputs_of_norms_are_computed_again_where_that_is_asked_for(kind, fewer, monkeypatch):
+    from torch._functorch import config
+
+    torch.manual_seed(1)
+    layer = EncoderLayer(SelfAttention(DIM, 2, 0.0), kind(nn.LayerNorm(DIM), Add(), 0.0),
+                         FeedForward(DIM, 5 * DIM, torch.relu, 0.0), kind(nn.LayerNorm(DIM), Add(), 0.0))
+    found = []
+    with config.patch(ban_recompute_materialized_backward=True):
+        for switch in ("0", "1"):
+            monkeypatch.setenv(RECOMPUTED_NORMS, switch)
+            keep_less()
+            found.append(kept(layer, is_compiled=True))
+    (tensors, gradient), (less, same) = found
+    rows = [sum(tensor.numel() == ROWS * LENGTH * DIM for tensor in own) for own in (tensors, less)]
+    assert rows[0] - rows[1] == fewer
+    assert sum(tensor.numel() for tensor in less) < sum(tensor.numel() for tensor in tensors)
+    assert torch.equal(gradient, same)
 
 
 def test_a_compiled_layer_keeps_no_signs_of_a_relu_beside_its_result():

@@ -1,5 +1,7 @@
 """The chunked loss against the plain formula, its gradients, and what it leaves in memory."""
 
+import weakref
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -133,3 +135,28 @@ def test_the_matrix_of_scores_is_never_whole(monkeypatch):
         label_smoothed_loss([Term(features, 1.0)], weight, torch.randint(2, 1000, (1, 64)), smoothing=0.1,
                             pad_id=PAD).loss.backward()
     assert largest == weight.numel() < 64 * 1000
+
+
+def test_one_chunk_of_scores_is_there_at_a_time(monkeypatch):
+    monkeypatch.setattr(loss_module, "CHUNK_SCORES", {"cpu": 4 * 1000})
+    earlier, num_chunks = [], []
+
+    def watched(real):
+        def run(*given):
+            found = real(*given)
+            earlier.append(weakref.ref(found[-1] if isinstance(found, tuple) else found))
+            return found
+        return run
+
+    def before_a_chunk(start, *given, real=loss_module.product):
+        if given[0].size(1) == 1000:  # the matrix turned around: no scores, but the features' gradient
+            return real(start, *given)
+        num_chunks.append(start)
+        assert not any(own() is not None for own in earlier)
+        return watched(real)(start, *given)
+
+    monkeypatch.setattr(loss_module, "product", before_a_chunk)
+    monkeypatch.setattr(loss_module, "_score_chunk", watched(loss_module._score_chunk))
+    features, weight = (torch.randn(rows, 8, requires_grad=True) for rows in (16, 1000))
+    label_smoothed_loss([Term(features[None], 1.0)], weight, torch.full((1, 16), 7), smoothing=0.1, pad_id=1).loss.backward()
+    assert len(num_chunks) == 4

@@ -16,6 +16,8 @@ from torch import nn
 MOST_SHAPES = 64
 # Set to 1, what cannot be captured (or compiled) is an error. Otherwise it is a notice, and the work is done eagerly.
 STRICT = "LAMINA_STRICT_CUDA_GRAPHS"
+# Set to 1, compiled layers compute what norms put out a second time for the gradient, instead of keeping it.
+RECOMPUTED_NORMS = "LAMINA_RECOMPUTE_NORMS"
 # --tf32 asks for them.
 warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores .* available but not enabled")
 
@@ -45,7 +47,21 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     from torch._dynamo import config
 
     config.recompile_limit = max(config.recompile_limit, MOST_SHAPES)
+    keep_less()
     return torch.compile(function, dynamic=False, options=_options())
+
+
+def keep_less() -> None:
+    """Tell torch's partitioner that it may compute again what a matrix product reads, if that follows number by number from
+    what is kept anyway: as outputs of norms do. Random numbers and attention are never computed again.
+
+    Off until an H200 has said what it costs: by its bytes, some 1 % of an update's time.
+    """
+    from torch._functorch import config
+
+    name = "ban_recompute_materialized_backward"
+    if os.environ.get(RECOMPUTED_NORMS) == "1" and hasattr(config, name):
+        setattr(config, name, False)
 
 
 def _options() -> dict[str, Any]:

@@ -115,6 +115,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                 features_grad[rows] = product(scores, output_weight.t())
             if matrix_grad is not None:
                 add_product_(matrix_grad, scores.t(), features[rows].t())
+            del scores  # before the next chunk's are there too
         loss, nll = torch.cat(losses), torch.cat(nlls)
         ctx.save_for_backward(features_grad, matrix_grad, bias_grad, loss if needs_token_weight else None)
         ctx.matrix_dtype = output_weight.dtype

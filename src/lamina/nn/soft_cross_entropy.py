@@ -85,6 +85,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
                 bias_grad += gradient.sum(dim=0, dtype=torch.float32)
             if matrix_grad is not None:
                 add_product_(matrix_grad, gradient.t(), features[rows].t())
+            del scores, gradient  # before the next chunk's are there too
         loss = torch.cat(losses)
         ctx.save_for_backward(features_grad, matrix_grad, bias_grad, loss if needs_token_weight else None)
         ctx.dtype = matrix.dtype
