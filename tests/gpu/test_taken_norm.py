@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from kernel_cases import taken_rows
 from lamina.nn import subset
 from lamina.nn import taken_norm as taken_norm_module
 from lamina.nn.compiling import compiled
@@ -16,10 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def case(whole, places, number, width, dtype):
     """Rows, weights, places and gradients, of which those of pads are zero."""
     torch.manual_seed(whole)
-    kept = torch.randperm(whole)[:number].sort().values
-    taken = torch.full((places,), whole, dtype=torch.int32)
-    back = torch.full((whole,), places, dtype=torch.int32)
-    taken[:number], back[kept] = kept.int(), torch.arange(number, dtype=torch.int32)
+    taken, back = taken_rows(whole, places, number)
     x, passed_grad = (torch.randn(whole, width) for _ in range(2))
     grads = [torch.randn(places, width) * (torch.arange(places) < number)[:, None] for _ in range(2)]
     rows = [rows.to("cuda", dtype) for rows in (x, *torch.randn(2, width), *grads, passed_grad)]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from interpreted import check_interpreted, needs_interpreter, starts_interpreter
+from kernel_cases import taken_rows
 from lamina.nn import packed_attention as packed_module
 from lamina.nn import taken_norm as taken_norm_module
 from lamina.nn.packed_attention import Tiles, packed_attention
@@ -78,10 +79,7 @@ def test_dropout_leaves_the_same_weights_out_of_the_gradient(is_causal, monkeypa
 @pytest.mark.parametrize(("whole", "places", "number", "width"), [(50, 40, 33, 48), (30, 16, 0, 24), (20, 20, 20, 600)])
 def test_rows_that_are_taken_and_normalised_and_both_gradients(whole, places, number, width, monkeypatch):
     torch.manual_seed(whole)
-    kept = torch.randperm(whole)[:number].sort().values
-    taken = torch.full((places,), whole, dtype=torch.int32)
-    back = torch.full((whole,), places, dtype=torch.int32)
-    taken[:number], back[kept] = kept.int(), torch.arange(number, dtype=torch.int32)
+    taken, back = taken_rows(whole, places, number)
     x, passed_grad = torch.randn(2, whole, width)
     weight, bias = torch.randn(2, width)
     normed_grad, own_grad = torch.randn(2, places, width) * (torch.arange(places) < number)[:, None]
