@@ -12,6 +12,7 @@ from lamina.cli import main
 from lamina.command_line import COMMANDS, load
 from lamina.config.command_help import EVERYDAY
 from lamina.config.parser import parse, resolve, spelled_out
+from lamina.config.recipe_options import RecipeRunConfig
 from lamina.config.train_options import TrainConfig
 from lamina.errors import ConfigError
 from lamina.fields import flatten, unique_leaves
@@ -37,6 +38,13 @@ def test_the_references_hard_cases():
     assert config.optimization.lr == (7e-4,)
     assert not config.saving.has_epochs
     assert config.model.embedding.share_all
+
+
+@pytest.mark.parametrize("flags", ["--arch tiny_lm --cpu", "--adam_betas '(0.9, 0.98)'  --arch tiny_lm"])
+def test_a_value_of_several_options_keeps_its_underscores(flags):
+    given, _ = parse("lamina recipe run", RecipeRunConfig, "", ["together", "--data", "data", "--train_flags", flags])
+    config = resolve(RecipeRunConfig, given)
+    assert config.train_words == shlex.split(flags)
 
 
 def test_preset_then_recipe_then_flags(tmp_path):

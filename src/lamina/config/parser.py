@@ -199,11 +199,9 @@ def _without_retired(values: dict[str, Any], retired: dict[str, Retired], cls: t
 
 
 def _with_dashes(word: str) -> str:
-    """--max_tokens=5 as --max-tokens=5; values are left alone."""
-    if not word.startswith("--"):
-        return word
+    """--max_tokens=5 as --max-tokens=5; values are left alone, also those that begin like options: '--arch tiny_lm --cpu'."""
     name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
+    return name.replace("_", "-") + equals + value if re.fullmatch(r"--[\w-]+", name) else word
 
 
 def _with_bare_values(words: list[str], cls: type) -> list[str]:
