@@ -11,6 +11,7 @@ import torch
 
 from lamina.checkpoint.format import load_checkpoint, save_checkpoint
 from lamina.cli import main
+from lamina.data.corpus import find_languages, load_dictionaries, open_corpus
 from tiny import TINY_FLAGS, make_data, write_text
 
 DEPTH = 4
@@ -314,6 +315,36 @@ def test_healing_trains_the_cut_model_and_writes_the_best_of_it(trained, tmp_pat
     assert main(["generate", data, "--path", str(output), "--gen-subset", "valid", "--quiet", "--cpu"]) == 0
 
 
+def test_healing_on_what_the_whole_model_says(trained, tmp_path, capsys):
+    data, path = trained
+    output = tmp_path / "healed.pt"
+    words = ("--encoder-layers-to-keep", "even:1", "--output", output, "--heal", "4", "--cpu")
+    lines = prune(capsys, path, data, *words, "--distill", "sequence")
+    assert not any("learning from" in line for line in lines)
+    text = tmp_path / "healed.heal" / "translated"
+    healed, last = load_checkpoint(output), load_checkpoint(tmp_path / "healed.heal" / "checkpoint_last.pt")
+    assert healed.training["healed"] == 4
+    assert all(torch.equal(weight, last.weights[name]) for name, weight in healed.weights.items())
+    # Its targets are the whole model's translations; sources, validation text and dictionaries are the folder's.
+    languages = find_languages(Path(data), "train", None, None)
+    _, target = load_dictionaries(text, languages)
+    sizes = tuple(map(len, load_dictionaries(text, languages)))
+    for split in ("train", "valid"):
+        ours, theirs = (open_corpus(folder, split, languages, sizes) for folder in (text, Path(data)))
+        assert [list(pair.source) for pair in ours] == [list(pair.source) for pair in theirs]
+        assert ([list(pair.target) for pair in ours] == [list(pair.target) for pair in theirs]) == (split == "valid")
+    assert main(["generate", data, "--path", str(path), "--gen-subset", "train", "--beam", "5", "--cpu"]) == 0
+    said = dict(line[2:].split("\t")[::2] for line in capsys.readouterr().out.splitlines() if line.startswith("H-"))
+    ours = open_corpus(text, "train", languages, sizes)
+    assert all(" ".join(target.symbols[token] for token in ours[index].target[:-1]) == said[str(index)]
+               for index in range(len(ours)))
+    assert main(["train", str(text), "--max-tokens", "64", "--plan", "--verify", "full", "--cpu"]) == 0
+    capsys.readouterr()
+    # What was begun is continued, and not mixed with another kind.
+    assert main(["prune", path, data, *map(str, words)]) == 2
+    assert "with another --distill left" in capsys.readouterr().err
+
+
 def test_healing_that_makes_no_sense_is_refused(trained, tmp_path, capsys):
     data, path = trained
     output = tmp_path / "healed.pt"
@@ -321,6 +352,7 @@ def test_healing_that_makes_no_sense_is_refused(trained, tmp_path, capsys):
         ([path, "--encoder-layers-to-keep", "1", "--heal", "5"], "give the data folder"),
         ([path, data, "--heal", "5"], "which layers are to stay|needs a model to heal"),
         ([path, data, "--encoder-layers-to-keep", "1", "--heal-lr", "0.1"], "--heal"),
+        ([path, data, "--encoder-layers-to-keep", "1", "--distill", "sequence"], "--heal"),
         ([path, data, "--search", "--encoder-layers", "2", "--importance", "loss", "--beam-width", "2"], "ranks the layers"),
         ([path, "--encoder-layers-to-keep", "1", "--importance", "loss"], "--importance has no effect without"),
     ):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina import console
-from lamina.config.prune_options import PruneConfig
+from lamina.config.prune_options import SEQUENCES, PruneConfig
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -167,18 +167,25 @@ def _healing(config: PruneConfig, checkpoint: Checkpoint, small: Checkpoint, out
     """What heals the cut model; what cannot be is refused now, with nothing written."""
     from lamina.checkpoint.format import load_checkpoint, save_checkpoint
     from lamina.checkpoint.marks import marks_of
-    from lamina.pruning.heal import CUT_NAME, check_folder, heal_config, heal_folder
+    from lamina.pruning.heal import CUT_NAME, TEXT_NAME, check_folder, heal_config, heal_folder
+    from lamina.pruning.teacher_text import TeacherText
     from lamina.training.start_training import start_training
 
     folder = heal_folder(output)
-    check_folder(folder, small)
+    check_folder(folder, small, config.heal.kind)
     training = heal_config(config, checkpoint, small, folder)
+    text = TeacherText(checkpoint, config.checkpoint, Path(config.data or "")) if config.heal.kind == SEQUENCES else None
 
     def heal() -> Checkpoint:
         folder.mkdir(parents=True, exist_ok=True)
         save_checkpoint(folder / CUT_NAME, small)
+        if text is not None and not (folder / TEXT_NAME).exists():
+            num_kept = text.write(folder / TEXT_NAME, on_cpu=config.measure.cpu, progress=console.progress)
+            console.notice(f"wrote {folder / TEXT_NAME}, whose training targets are the whole model's translations"
+                           + (f", but for {num_kept} that it does not translate" if num_kept else ""))
         start_training(training)
-        healed = load_checkpoint(folder / "checkpoint_best.pt")
+        # References say little of a model that learns other targets: its loss on them rises while its translations get better.
+        healed = load_checkpoint(folder / ("checkpoint_best.pt" if text is None else "checkpoint_last.pt"))
         return replace(healed, training={**marks_of(healed), "pruned": Path(config.checkpoint).name,
                                          "healed": config.heal.updates})
 

@@ -78,22 +78,33 @@ class LayerMetricConfig:
         return known_figures()[self.metric].figure
 
 
+WORDS, SEQUENCES = "word", "sequence"
+
+
 @dataclass(frozen=True, kw_only=True)
 class HealConfig:
     """Healing: fine-tune what is left."""
 
     updates: int = flag(0, "train the cut model for so many updates, as the whole one was trained, with the whole one as its "
-                           "teacher; the best of it is written. 0: write it as it was cut", name="heal")
+                           "teacher; the best of it by validation is written, or the last with --distill sequence. 0: write it "
+                           "as it was cut", name="heal")
     lr: float | None = flag(None, "learning rate to fall from, in a straight line to 0; half of the run's if left out",
                             name="heal-lr", needs="heal")
-    teacher_weight: float = flag(0.5, "the whole model's share of the loss; 0: learn from the data alone, as good or better on "
-                                      "Multi30k",
-                                 name="distill-weight", needs="heal", paper="Kim and Rush 2016 §3.1")
+    kind: str = flag(WORDS, "what the whole model teaches: its distribution over each next word (word), or its own "
+                            "translations of the training set in place of the references (sequence)",
+                     choices=(WORDS, SEQUENCES), name="distill", needs="heal", paper="Kim and Rush 2016 §3")
+    weight: float | None = flag(None, "the share of the loss that is the distance from the whole model's distributions; 0: "
+                                      "learn from the targets alone. 0.5 if left out, and 0 with --distill sequence",
+                                name="distill-weight", needs="heal", paper="Kim and Rush 2016 §3.1")
 
     def __post_init__(self) -> None:
         check(self.updates >= 0, f"--heal is {self.updates}; it must be a number of updates, or 0.")
         check(self.lr is None or self.lr > 0, f"--heal-lr is {self.lr}; it must be above 0.")
-        check(0.0 <= self.teacher_weight <= 1.0, f"--distill-weight is {self.teacher_weight}; it must lie in [0, 1].")
+        check(self.weight is None or 0.0 <= self.weight <= 1.0, f"--distill-weight is {self.weight}; it must lie in [0, 1].")
+
+    @property
+    def teacher_weight(self) -> float:
+        return self.weight if self.weight is not None else 0.5 if self.kind == WORDS else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
