@@ -20,7 +20,7 @@ ROUNDS = "rounds"
 def machine() -> str:
     import torch
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, threads: {torch.get_num_threads()}"
     return f"{device}; torch {torch.__version__}, Python {platform.python_version()}"
 
 

@@ -32,7 +32,8 @@ def _tables(rows: Sequence[dict[str, Any]]) -> str:
         own = [row for row in rows if (row["machine"], row["commit"], row["date"]) == (machine, commit, date)]
         lines = [f"| {machine}, {date}, commit {commit} | median | lowest to highest | rounds |", "| --- | --- | --- | --- |"]
         for row in own:
-            cells = [row["what"], _shown(row["median"], row["unit"]), f"{row['lowest']:,g} to {row['highest']:,g}",
+            unit = row["unit"] if row["unit"] == "×" else f" {row['unit']}"
+            cells = [row["what"], _shown(row["median"]) + unit, f"{_shown(row['lowest'])} to {_shown(row['highest'])}",
                      str(row["rounds"])]
             lines.append(f"| {' | '.join(cells)} |")
         commands = dict.fromkeys(row["command"] for row in own)
@@ -40,5 +41,6 @@ def _tables(rows: Sequence[dict[str, Any]]) -> str:
     return "\n\n".join(blocks)
 
 
-def _shown(value: float, unit: str) -> str:
-    return f"{value:,g}{'' if unit == '×' else ' '}{unit}"
+def _shown(value: float) -> str:
+    """In three digits, as far as there are decimals."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
