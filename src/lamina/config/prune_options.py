@@ -91,7 +91,7 @@ class HealConfig:
     lr: float | None = flag(None, "learning rate to fall from, in a straight line to 0; half of the run's if left out",
                             name="heal-lr", needs="heal")
     kind: str = flag(WORDS, "what the whole model teaches: its distribution over each next word (word), or its own "
-                            "translations of the training set in place of the references (sequence)",
+                            "translations of the training set in place of its targets (sequence)",
                      choices=(WORDS, SEQUENCES), name="distill", needs="heal", paper="Kim and Rush 2016 §3")
     weight: float | None = flag(None, "the share of the loss that is the distance from the whole model's distributions; 0: "
                                       "learn from the targets alone. 0.5 if left out, and 0 with --distill sequence",
