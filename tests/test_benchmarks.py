@@ -126,12 +126,29 @@ def test_a_stop_while_runs_start_ends_them_cleanly(runs, monkeypatch):
     monkeypatch.setattr(turns, "why_it_ended", slowly)
     monkeypatch.setattr(turns, "start", lambda data, case, extra, errors: subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(60)"], stdout=subprocess.PIPE, stderr=errors, text=True))
-    stop = threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    is_raised = threading.Event()
+
+    def interrupt():
+        """Once as a rule. Python drops what a signal's handler raises while an object is deleted."""
+        for _ in range(20):
+            if is_raised.wait(0.5):
+                return
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
     case = runs.Case("tiny", "", 128, 500, "fp32", "plain")
     waiting = turns.Waiting("", case, ())
+
+    def wait():
+        try:
+            waiting.wait_until_warm()
+        finally:
+            is_raised.set()
+
+    stop = threading.Thread(target=interrupt)
     stop.start()
     with pytest.raises(KeyboardInterrupt), waiting:
-        waiting.wait_until_warm()
+        wait()
+    stop.join()
     assert "exit code -9" in str(waiting.error)
 
 
