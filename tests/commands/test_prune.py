@@ -345,6 +345,27 @@ def test_healing_on_what_the_whole_model_says(trained, tmp_path, capsys):
     assert "with another --distill left" in capsys.readouterr().err
 
 
+def test_translations_of_another_dictionary_or_of_no_translator_are_refused(trained, tmp_path, capsys):
+    _, path = trained
+    words = ("--output", str(tmp_path / "healed.pt"), "--heal", "2", "--distill", "sequence", "--cpu")
+    other = make_data(tmp_path / "other", num_lines=5)
+    keep = ("--encoder-layers-to-keep", "even:1")
+    assert main(["prune", path, str(other), *keep, *words]) == 2
+    assert re.search(r"was trained with the \w+ dictionary \w+, but .* has", capsys.readouterr().err)
+    text = tmp_path / "lm"
+    text.mkdir()
+    (text / "train").write_text("a b c d\n" * 20)
+    assert main(["preprocess", "--only-source", "--trainpref", f"{text}/train", "--validpref", f"{text}/train", "--destdir",
+                 f"{text}/bin", "--workers", "1"]) == 0
+    assert main(["train", f"{text}/bin", "--task", "language_modeling", "--arch", "tiny_lm", "--decoder-layers", "2",
+                 "--max-tokens", "64", "--tokens-per-sample", "16", "--max-update", "1", "--cpu", "--save-dir",
+                 f"{text}/out"]) == 0
+    capsys.readouterr()
+    assert main(["prune", f"{text}/out/checkpoint_last.pt", f"{text}/bin", "--decoder-layers-to-keep", "0", *words]) == 2
+    assert "--task language_modeling makes none" in capsys.readouterr().err
+    assert not list(tmp_path.glob("healed*"))
+
+
 def test_healing_that_makes_no_sense_is_refused(trained, tmp_path, capsys):
     data, path = trained
     output = tmp_path / "healed.pt"
